@@ -1,0 +1,8 @@
+"""From rendered source to a compiled artefact in the on-disk cache: `build(Source(name, language, text))`."""
+
+from __future__ import annotations
+
+from losszoo.jit.build import build
+from losszoo.jit.toolchains import Cpp, Nvcc, Nvrtc, Source, Toolchain, find_toolchain
+
+__all__ = ["Cpp", "Nvcc", "Nvrtc", "Source", "Toolchain", "build", "find_toolchain"]

@@ -1,0 +1,31 @@
+"""Where the shipped C++ headers and the Jinja2 templates lie: inside an installed wheel, or beside it in a checkout."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def csrc() -> Path:
+    """The folder that holds `losszoo/*.h`, which rendered kernels include, and the C++ sources built on demand."""
+    return _shipped("csrc")
+
+
+def templates() -> Path:
+    """The folder of the kernel templates."""
+    return _shipped("templates")
+
+
+@cache
+def headers() -> dict[str, bytes]:
+    """Every shipped header by the name that kernels include it under, such as `losszoo/math.h`; read once a process."""
+    root = csrc()
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.h"))}
+
+
+@cache
+def _shipped(name: str) -> Path:
+    installed = PACKAGE / f"_{name}"
+    return installed if installed.is_dir() else PACKAGE.parent / name
