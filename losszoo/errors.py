@@ -23,5 +23,9 @@ class CacheError(LosszooError, RuntimeError):
     """The kernel cache cannot be used, or must not be trusted."""
 
 
+class DriverError(LosszooError, RuntimeError):
+    """The CUDA driver refused to load or launch a kernel."""
+
+
 class FallbackWarning(UserWarning):
     """A loss runs in the interpreter because no kernel could be built."""

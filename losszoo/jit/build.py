@@ -18,7 +18,9 @@ def build(source: Source, arch: str | None = None, toolchain: Toolchain | None =
     """
     toolchain = toolchain or find_toolchain(source.language)
     if (arch is None) != (source.language == "cpp"):
-        raise ValueError(f"arch: a {source.language} source was given {arch!r}, expected {_EXPECTED_ARCH[source.language]}")
+        raise ValueError(
+            f"arch: a {source.language} source was given {arch!r}, expected {_EXPECTED_ARCH[source.language]}"
+        )
 
     def make(workspace: Path) -> None:
         (workspace / f"kernel.{toolchain.source_suffix}").write_text(source.text, encoding="utf-8")

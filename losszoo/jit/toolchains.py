@@ -287,9 +287,7 @@ def _identify(command: Sequence[str]) -> str:
     with open(real, "rb") as file:
         script = file.read(2) == b"#!"
     if script or len(command) > 1 or not any(kind in os.path.basename(real) for kind in ("++", "gcc", "clang", "nvcc")):
-        version = subprocess.run(
-            (*command, "--version"), stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
+        version = subprocess.run((*command, "--version"), stdin=subprocess.DEVNULL, capture_output=True, check=False)
         identity += version.stdout.decode(errors="replace")
     return identity
 
