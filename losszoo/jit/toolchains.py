@@ -52,7 +52,10 @@ class Toolchain(Protocol):
 
 def find_toolchain(language: Language) -> Toolchain:
     """The compiler for `language` ("cpp" or "cuda"); ToolchainMissing, saying how to get one, where there is none."""
-    return _find(language, *(os.environ.get(name) for name in ("CXX", "PATH", "CUDA_HOME", "CUDA_PATH")))
+    return _find(
+        language,
+        *(os.environ.get(name) for name in ("CXX", "PATH", "CUDA_HOME", "CUDA_PATH")),
+    )
 
 
 @cache
@@ -73,7 +76,14 @@ class Cpp:
     suffix = "so"
     # Not -ffast-math: nan and infinities must survive. GCC vectorises no exp while it honours traps or errno.
     flags = (
-        *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(
+            "-std=c++17",
+            "-O3",
+            "-march=native",
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+        ),
         *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     )
 
@@ -84,10 +94,16 @@ class Cpp:
     def find(cls) -> Cpp:
         chosen = os.environ.get("CXX", "").strip()
         for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
-            words = shlex.split(command)
+            words = (
+                [command] if shutil.which(command) else shlex.split(command)
+            )  # a path may hold spaces
             if shutil.which(words[0]):
                 return cls(words)
-        where = f"CXX names {chosen!r}, which cannot be run" if chosen else "none of c++, g++, clang++ is on the PATH"
+        where = (
+            f"CXX names {chosen!r}, which cannot be run"
+            if chosen
+            else "none of c++, g++, clang++ is on the PATH"
+        )
         raise ToolchainMissing(
             f"no C++ compiler: {where}; install one (apt install g++, dnf install gcc-c++, xcode-select --install, "
             "or conda install gxx) or set CXX to it"
@@ -122,8 +138,16 @@ class Nvcc:
 
     @classmethod
     def find(cls) -> Nvcc:
-        homes = [home for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
-        for command in (*(f"{home}/bin/nvcc" for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"):
+        homes = [
+            home
+            for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+            if home
+        ]
+        for command in (
+            *(f"{home}/bin/nvcc" for home in homes),
+            "nvcc",
+            "/usr/local/cuda/bin/nvcc",
+        ):
             if found := shutil.which(command):
                 return cls(found)
         raise ToolchainMissing(
@@ -137,7 +161,12 @@ class Nvcc:
 
     def compile(self, name: str, directory: Path, arch: str | None) -> None:
         files = ("-I", str(paths.csrc()), "-o", "kernel.cubin", "kernel.cu")
-        _run(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
+        _run(
+            name,
+            (self.compiler, *self.flags[1:], f"-arch={arch}", *files),
+            directory,
+            "kernel.cubin",
+        )
 
 
 class Nvrtc:
@@ -154,13 +183,19 @@ class Nvrtc:
     def find(cls) -> Nvrtc:
         for library in _nvrtc_libraries():
             return cls(library)
-        for library in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):  # wherever else the system's loader looks
+        for library in (
+            "libnvrtc.so.13",
+            "libnvrtc.so.12",
+            "libnvrtc.so",
+        ):  # wherever else the system's loader looks
             try:
                 ctypes.CDLL(library)
             except OSError:
                 continue
             return cls(library)
-        raise ToolchainMissing("no libnvrtc; pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for CUDA 12)")
+        raise ToolchainMissing(
+            "no libnvrtc; pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for CUDA 12)"
+        )
 
     @cached_property
     def identity(self) -> str:
@@ -189,7 +224,11 @@ class Nvrtc:
             arguments = _strings(option.encode() for option in options)
             failed = self._library.nvrtcCompileProgram(program, len(options), arguments)
             if failed:
-                log = self._fetch("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+                log = (
+                    self._fetch("ProgramLog", program)
+                    .rstrip(b"\0")
+                    .decode(errors="replace")
+                )
                 raise _failure(name, command, log or self._explain(failed), directory)
             (directory / "kernel.cubin").write_bytes(self._fetch("CUBIN", program))
         finally:
@@ -198,16 +237,26 @@ class Nvrtc:
     @cached_property
     def _library(self) -> ctypes.CDLL:
         # NVRTC opens its builtins by bare name, which finds nothing in site-packages unless they are loaded already.
-        for builtins in Path(self.library).parent.glob("libnvrtc-builtins.so*"):
-            ctypes.CDLL(str(builtins))
-        library = ctypes.CDLL(self.library)
+        folder = os.path.dirname(self.library)
+        try:
+            for builtins in (
+                Path(folder).glob("libnvrtc-builtins.so*") if folder else ()
+            ):
+                ctypes.CDLL(str(builtins))
+            library = ctypes.CDLL(self.library)
+        except OSError as error:
+            raise ToolchainMissing(
+                f"{self.library} does not load: {error}; reinstall nvidia-cuda-nvrtc"
+            ) from error
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
 
     def _call(self, function: str, *arguments: object) -> None:
         code = getattr(self._library, function)(*arguments)
         if code:
-            raise ToolchainMissing(f"{self.library} does not work: {function} says {self._explain(code)}")
+            raise ToolchainMissing(
+                f"{self.library} does not work: {function} says {self._explain(code)}"
+            )
 
     def _explain(self, code: int) -> str:
         return self._library.nvrtcGetErrorString(code).decode()
@@ -225,7 +274,11 @@ def _nvrtc_libraries() -> list[str]:
     torch = sys.modules.get("torch")
     version = torch.version.cuda if torch else None
     preferred = f".so.{version.partition('.')[0]}" if version else ".so"
-    found = (str(path) for folder in _nvrtc_folders() for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True))
+    found = (
+        str(path)
+        for folder in _nvrtc_folders()
+        for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True)
+    )
     return sorted(found, key=lambda path: preferred not in path)
 
 
@@ -234,7 +287,11 @@ def _nvrtc_folders() -> Iterator[Path]:
     for location in package.submodule_search_locations or () if package else ():
         yield from Path(location).glob("*/lib")
     yield Path(sys.prefix, "lib")  # conda
-    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    homes = (
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        "/usr/local/cuda",
+    )
     yield from (Path(home, "lib64") for home in homes if home)
 
 
@@ -252,27 +309,48 @@ def _run(name: str, command: Sequence[str], directory: Path, product: str) -> No
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
     try:
         done = subprocess.run(
-            command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
         )
     except OSError as error:
         raise _failure(name, shlex.join(command), str(error), directory) from error
     output = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode:
-        raise _failure(name, shlex.join(command), output or f"(nothing; exit status {done.returncode})", directory)
+        raise _failure(
+            name,
+            shlex.join(command),
+            output or f"(nothing; exit status {done.returncode})",
+            directory,
+        )
     if not (directory / product).exists():
-        raise _failure(name, shlex.join(command), output or f"(nothing, and wrote no {product})", directory)
+        raise _failure(
+            name,
+            shlex.join(command),
+            output or f"(nothing, and wrote no {product})",
+            directory,
+        )
 
 
 def _announce(command: str, directory: Path) -> None:
-    (directory / "command.txt").write_text(command + "\n", encoding="utf-8", errors="surrogateescape")
+    (directory / "command.txt").write_text(
+        command + "\n", encoding="utf-8", errors="surrogateescape"
+    )
     if os.environ.get("LOSSZOO_VERBOSE") == "1":
         print(f"losszoo: {command}", file=sys.stderr)
 
 
 def _failure(name: str, command: str, output: str, directory: Path) -> CompileError:
     lines = output.splitlines()
-    shown = "\n".join(lines[:80]) + (f"\n... {len(lines) - 80} more lines" if len(lines) > 80 else "")
-    return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}")
+    shown = "\n".join(lines[:80]) + (
+        f"\n... {len(lines) - 80} more lines" if len(lines) > 80 else ""
+    )
+    return CompileError(
+        f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}"
+    )
 
 
 def _identify(command: Sequence[str]) -> str:
@@ -286,8 +364,19 @@ def _identify(command: Sequence[str]) -> str:
     real = os.path.realpath(found)
     with open(real, "rb") as file:
         script = file.read(2) == b"#!"
-    if script or len(command) > 1 or not any(kind in os.path.basename(real) for kind in ("++", "gcc", "clang", "nvcc")):
-        version = subprocess.run((*command, "--version"), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if (
+        script
+        or len(command) > 1
+        or not any(
+            kind in os.path.basename(real) for kind in ("++", "gcc", "clang", "nvcc")
+        )
+    ):
+        version = subprocess.run(
+            (*command, "--version"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
         identity += version.stdout.decode(errors="replace")
     return identity
 
@@ -311,4 +400,13 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
 
 
-_PROCESSOR_LINES = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU implementer", "CPU part", "isa")
+_PROCESSOR_LINES = (
+    "vendor_id",
+    "cpu family",
+    "model\t",
+    "flags",
+    "Features",
+    "CPU implementer",
+    "CPU part",
+    "isa",
+)
