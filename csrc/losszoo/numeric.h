@@ -1,0 +1,155 @@
+// Storage types and the way between memory and registers: half and bfloat16 are read as they are and computed in float.
+// Narrowing rounds to nearest even; a nan stays a nan, an overflow becomes infinity.
+#pragma once
+
+#include "platform.h"
+
+// A compiler that vectorises its own 16-bit float; the others get bit operations, which every compiler vectorises.
+#if !LZ_CUDA && (defined(__ARM_FP16_FORMAT_IEEE) || (defined(__clang__) && defined(__F16C__)))
+#define LZ_NATIVE_HALF 1
+#else
+#define LZ_NATIVE_HALF 0
+#endif
+
+namespace lz {
+
+struct half {
+    uint16 bits;
+};
+struct bfloat16 {
+    uint16 bits;
+};
+
+LZ_FN float widen(bfloat16 x) { return bit_cast<float>(static_cast<uint32>(x.bits) << 16); }
+
+LZ_FN float widen(half x) {
+#if LZ_CUDA
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#elif LZ_NATIVE_HALF
+    return static_cast<float>(bit_cast<_Float16>(x.bits));
+#else
+    uint32 magnitude = x.bits & 0x7fffu;
+    uint32 sign = (x.bits & 0x8000u) << 16;
+    uint32 rebias = select(magnitude >= 0x7c00u, 0x70000000u, 0x38000000u);  // infinity and nan have the top exponent
+    uint32 subnormal = bit_cast<uint32>(static_cast<float>(static_cast<int32>(magnitude)) * 0x1p-24f);
+    return bit_cast<float>(select(magnitude < 0x0400u, subnormal, (magnitude << 13) + rebias) | sign);
+#endif
+}
+
+LZ_FN bfloat16 narrow_bfloat16(float x) {
+#if LZ_CUDA
+    bfloat16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#else
+    uint32 bits = bit_cast<uint32>(x);
+    uint32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    return {static_cast<uint16>(select(x != x, 0x7fc0u, rounded))};
+#endif
+}
+
+LZ_FN half narrow_half(float x) {
+#if LZ_CUDA
+    half y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#elif LZ_NATIVE_HALF
+    return {bit_cast<uint16>(static_cast<_Float16>(x))};
+#else
+    uint32 bits = bit_cast<uint32>(x);
+    uint32 magnitude = bits & 0x7fffffffu;
+    uint32 sign = (bits >> 16) & 0x8000u;
+    uint32 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1) - 0x38000000u) >> 13;
+    uint32 subnormal = bit_cast<uint32>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;  // 0.5 has an ulp of 2^-24
+    uint32 y = select(magnitude < 0x38800000u, subnormal, normal);
+    y = select(magnitude < 0x477ff000u, y, 0x7c00u);
+    return {static_cast<uint16>(select(x != x, 0x7e00u, y) | sign)};
+#endif
+}
+
+// R(x) for any two of float, double, half and bfloat16. (double to 16 bits goes through float and may round twice.)
+template <class R, class T> LZ_FN R to(T x) {
+    if constexpr (is_same<R, T>)
+        return x;
+    else if constexpr (is_same<T, half> || is_same<T, bfloat16>)
+        return to<R>(widen(x));
+    else if constexpr (is_same<R, half>)
+        return narrow_half(static_cast<float>(x));
+    else if constexpr (is_same<R, bfloat16>)
+        return narrow_bfloat16(static_cast<float>(x));
+    else
+        return static_cast<R>(x);
+}
+
+template <class R, class T> LZ_FN R load(const T* p) { return to<R>(*p); }
+template <class T, class R> LZ_FN void store(T* p, R x) { *p = to<T>(x); }
+
+#if LZ_CUDA
+
+// Values read or written once: past L1, and the first to leave L2.
+template <class R, class T> LZ_FN R load_stream(const T* p) {
+    if constexpr (sizeof(T) == 2)
+        return to<R>(bit_cast<T>(__ldg(reinterpret_cast<const uint16*>(p))));
+    else
+        return to<R>(__ldg(p));
+}
+template <class T, class R> LZ_FN void store_stream(T* p, R x) {
+    if constexpr (sizeof(T) == 2)
+        __stcs(reinterpret_cast<uint16*>(p), bit_cast<uint16>(to<T>(x)));
+    else
+        __stcs(p, to<T>(x));
+}
+
+// Sixteen bytes of T, one memory instruction; the address must be a multiple of 16.
+template <class T> struct alignas(16) vec16 {
+    static constexpr int size = 16 / sizeof(T);
+    T v[size];
+};
+
+template <class T> LZ_FN vec16<T> load_vec(const T* p) { return bit_cast<vec16<T>>(*reinterpret_cast<const uint4*>(p)); }
+template <class T> LZ_FN vec16<T> load_vec_stream(const T* p) {
+    return bit_cast<vec16<T>>(__ldg(reinterpret_cast<const uint4*>(p)));
+}
+template <class T> LZ_FN void store_vec(T* p, const vec16<T>& x) { *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x); }
+template <class T> LZ_FN void store_vec_stream(T* p, const vec16<T>& x) {
+    __stcs(reinterpret_cast<uint4*>(p), bit_cast<uint4>(x));
+}
+
+template <class R, class T> LZ_FN void unpack(const vec16<T>& from, R (&into)[vec16<T>::size]) {
+#pragma unroll
+    for (int i = 0; i < vec16<T>::size; ++i) into[i] = to<R>(from.v[i]);
+}
+
+// Two 16-bit values a conversion.
+LZ_FN uint32 narrow2(half, float low, float high) {
+    uint32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+LZ_FN uint32 narrow2(bfloat16, float low, float high) {
+    uint32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+template <class T, class R> LZ_FN vec16<T> pack(const R (&from)[vec16<T>::size]) {
+    if constexpr (sizeof(T) == 2) {
+        uint4 y;
+        y.x = narrow2(T{}, to<float>(from[0]), to<float>(from[1]));
+        y.y = narrow2(T{}, to<float>(from[2]), to<float>(from[3]));
+        y.z = narrow2(T{}, to<float>(from[4]), to<float>(from[5]));
+        y.w = narrow2(T{}, to<float>(from[6]), to<float>(from[7]));
+        return bit_cast<vec16<T>>(y);
+    } else {
+        vec16<T> y;
+#pragma unroll
+        for (int i = 0; i < vec16<T>::size; ++i) y.v[i] = to<T>(from[i]);
+        return y;
+    }
+}
+
+#endif
+
+}  // namespace lz
