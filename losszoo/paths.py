@@ -22,10 +22,7 @@ def templates() -> Path:
 def headers() -> dict[str, bytes]:
     """Every shipped header by the name that kernels include it under, such as `losszoo/math.h`; read once a process."""
     root = csrc()
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in sorted(root.rglob("*.h"))
-    }
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.h"))}
 
 
 @cache

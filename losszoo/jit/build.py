@@ -11,9 +11,7 @@ from losszoo.jit.cache import SCHEMA, fetch
 from losszoo.jit.toolchains import Source, Toolchain, find_toolchain
 
 
-def build(
-    source: Source, arch: str | None = None, toolchain: Toolchain | None = None
-) -> Path:
+def build(source: Source, arch: str | None = None, toolchain: Toolchain | None = None) -> Path:
     """The compiled artefact of `source`: a shared library for cpp, a cubin for cuda (`arch` such as "sm_90").
 
     It is compiled at most once a cache. Raises ToolchainMissing, CompileError or CacheError.
@@ -25,33 +23,21 @@ def build(
         )
 
     def make(workspace: Path) -> None:
-        (workspace / f"kernel.{toolchain.source_suffix}").write_text(
-            source.text, encoding="utf-8"
-        )
+        (workspace / f"kernel.{toolchain.source_suffix}").write_text(source.text, encoding="utf-8")
         toolchain.compile(source.name, workspace, arch)
 
     artefact = f"kernel.{toolchain.suffix}"
     return fetch(source.name, _digest(source, arch, toolchain), artefact, make)
 
 
-_EXPECTED_ARCH = {
-    "cpp": "None (this machine)",
-    "cuda": 'an architecture such as "sm_90"',
-}
+_EXPECTED_ARCH = {"cpp": "None (this machine)", "cuda": 'an architecture such as "sm_90"'}
 
 
 def _digest(source: Source, arch: str | None, toolchain: Toolchain) -> str:
     """Everything that decides the artefact's bytes; length-prefixed, so that no two lists of parts read the same."""
     digest = hashlib.sha256()
-    for part in (
-        str(SCHEMA),
-        source.text,
-        _headers_digest(),
-        *toolchain.flags,
-        toolchain.identity,
-        arch or "",
-    ):
-        data = part.encode()
+    for part in (str(SCHEMA), source.text, _headers_digest(), *toolchain.flags, toolchain.identity, arch or ""):
+        data = part.encode(errors="surrogateescape")  # paths may hold any bytes
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 

@@ -1,9 +1,9 @@
 """An on-disk cache of compiled artefacts that survives races, crashes, damage and places it may not write.
 
-An entry is a directory, made privately, synced, renamed into place and never changed again. Locks only spare double
-work: without them every process would still end up with a good entry. `losszoo.json` in it holds the artefact's hash, so
-a truncated file is a miss. Since the artefacts are code that will be loaded, the cache is refused where anyone else
-(the administrator excepted) could have put them there.
+An entry is a directory, made privately, synced, renamed into place and never changed again. `losszoo.json` in it holds
+the artefact's hash, so a truncated file is a miss. Locks only spare double work: without them every process would still
+end up with a good entry. Since the artefacts are code that will be loaded, the cache is refused where anyone else (the
+administrator excepted) could have put them there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _warned: set[Path] = set()
 
 
 def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> Path:
-    """The file `artefact` of entry `key`. On a miss `make(directory)` writes it, with whatever people may want to read."""
+    """The file `artefact` of entry `key`. On a miss `make(directory)` writes it.
+
+    `make` may leave other files beside it, for people to read. Raises CacheError, and whatever `make` raises.
+    """
     entry = f"{re.sub(r'[^0-9A-Za-z_.]', '_', name)[:60]}-{key[:40]}"
     preferred = place()
     for root in (preferred, fallback_place()):
@@ -54,13 +57,9 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
         try:
             path = _known[root, entry] = _make_entry(root, entry, artefact, make)
         except OSError as error:  # a full disk, say
-            raise CacheError(
-                f"the kernel cache {root} could not take {entry}: {error}; {_ADVICE}"
-            ) from error
+            raise CacheError(f"the kernel cache {root} could not take {entry}: {error}; {_ADVICE}") from error
         return path
-    raise CacheError(
-        f"the kernel cache can be written neither at {preferred} nor at {root}; {_ADVICE}"
-    )
+    raise CacheError(f"the kernel cache can be written neither at {preferred} nor at {root}; {_ADVICE}")
 
 
 _ADVICE = "set LOSSZOO_CACHE_DIR to a directory of your own"
@@ -93,14 +92,10 @@ def _refuse_unsafe(root: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"the kernel cache {root} is not a directory; {_ADVICE}")
     if status.st_uid not in (os.geteuid(), 0):
-        raise CacheError(
-            f"the kernel cache {root} belongs to another user (uid {status.st_uid}); {_ADVICE}"
-        )
+        raise CacheError(f"the kernel cache {root} belongs to another user (uid {status.st_uid}); {_ADVICE}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(status.st_mode)
-        raise CacheError(
-            f"others can write the kernel cache {root} (mode {mode:o}); run chmod 700 on it, or {_ADVICE}"
-        )
+        raise CacheError(f"others can write the kernel cache {root} (mode {mode:o}); run chmod 700 on it, or {_ADVICE}")
 
 
 def _prepare(root: Path) -> None:
@@ -126,30 +121,21 @@ def _lookup(entry: Path, artefact: str) -> Path | None:
     """The entry's artefact if it is whole; anything missing, damaged or unreadable is a miss."""
     try:
         recorded = json.loads((entry / RECORD).read_bytes())
-        whole = (
-            recorded[artefact]
-            == hashlib.sha256((entry / artefact).read_bytes()).hexdigest()
-        )
+        whole = recorded[artefact] == hashlib.sha256((entry / artefact).read_bytes()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return entry / artefact if whole else None
 
 
-def _make_entry(
-    root: Path, entry: str, artefact: str, make: Callable[[Path], None]
-) -> Path:
+def _make_entry(root: Path, entry: str, artefact: str, make: Callable[[Path], None]) -> Path:
     with _lock(root / f".lock-{entry[-2:]}"):
         hit = _lookup(root / entry, artefact)
         if hit is not None:  # another process or thread made it while this one waited
             return hit
         _sweep(root)
         workspace = Path(tempfile.mkdtemp(prefix=".tmp-", dir=root))
-        make(
-            workspace
-        )  # a workspace whose make failed stays for people to look at, until it is swept
-        record = {
-            artefact: hashlib.sha256((workspace / artefact).read_bytes()).hexdigest()
-        }
+        make(workspace)  # a workspace whose make failed stays for people to look at, until it is swept
+        record = {artefact: hashlib.sha256((workspace / artefact).read_bytes()).hexdigest()}
         (workspace / RECORD).write_text(json.dumps(record))
         for path in (*workspace.iterdir(), workspace):
             _sync(path)
@@ -181,9 +167,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if (
-            error.errno != errno.EINVAL
-        ):  # which some file systems answer for a directory
+        if error.errno != errno.EINVAL:  # which some file systems answer for a directory
             raise
     finally:
         os.close(descriptor)

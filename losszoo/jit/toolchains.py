@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,8 +35,8 @@ class Source:
 class Toolchain(Protocol):
     """A compiler. It turns `kernel.<source_suffix>` in a directory into `kernel.<suffix>` beside it.
 
-    `flags` and `identity` go into the cache key. `identity` is what else decides the artefact: which compiler it is and,
-    where it compiles for this very machine, which machine. Both are cheap, since a warm cache is asked for them too.
+    `flags` and `identity` go into the cache key: `identity` is what else decides the artefact, which is the compiler
+    and, where it compiles for this very machine, the machine. Both are cheap, since a warm cache is asked for them too.
     """
 
     source_suffix: str
@@ -52,10 +53,7 @@ class Toolchain(Protocol):
 
 def find_toolchain(language: Language) -> Toolchain:
     """The compiler for `language` ("cpp" or "cuda"); ToolchainMissing, saying how to get one, where there is none."""
-    return _find(
-        language,
-        *(os.environ.get(name) for name in ("CXX", "PATH", "CUDA_HOME", "CUDA_PATH")),
-    )
+    return _find(language, *(os.environ.get(name) for name in ("CXX", "PATH", "CUDA_HOME", "CUDA_PATH")))
 
 
 @cache
@@ -76,14 +74,7 @@ class Cpp:
     suffix = "so"
     # Not -ffast-math: nan and infinities must survive. GCC vectorises no exp while it honours traps or errno.
     flags = (
-        *(
-            "-std=c++17",
-            "-O3",
-            "-march=native",
-            "-fPIC",
-            "-shared",
-            "-fvisibility=hidden",
-        ),
+        *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden"),
         *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     )
 
@@ -94,16 +85,10 @@ class Cpp:
     def find(cls) -> Cpp:
         chosen = os.environ.get("CXX", "").strip()
         for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
-            words = (
-                [command] if shutil.which(command) else shlex.split(command)
-            )  # a path may hold spaces
-            if shutil.which(words[0]):
-                return cls(words)
-        where = (
-            f"CXX names {chosen!r}, which cannot be run"
-            if chosen
-            else "none of c++, g++, clang++ is on the PATH"
-        )
+            words = [command] if shutil.which(command) else shlex.split(command)  # a path may hold spaces
+            if found := shutil.which(words[0]):
+                return cls([os.path.abspath(found), *words[1:]])
+        where = f"CXX names {chosen!r}, which cannot be run" if chosen else "none of c++, g++, clang++ is on the PATH"
         raise ToolchainMissing(
             f"no C++ compiler: {where}; install one (apt install g++, dnf install gcc-c++, xcode-select --install, "
             "or conda install gxx) or set CXX to it"
@@ -138,18 +123,10 @@ class Nvcc:
 
     @classmethod
     def find(cls) -> Nvcc:
-        homes = [
-            home
-            for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
-            if home
-        ]
-        for command in (
-            *(f"{home}/bin/nvcc" for home in homes),
-            "nvcc",
-            "/usr/local/cuda/bin/nvcc",
-        ):
+        homes = [home for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+        for command in (*(f"{home}/bin/nvcc" for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"):
             if found := shutil.which(command):
-                return cls(found)
+                return cls(os.path.abspath(found))
         raise ToolchainMissing(
             "no CUDA compiler: neither NVRTC (libnvrtc) nor nvcc was found; pip install nvidia-cuda-nvrtc "
             "(nvidia-cuda-nvrtc-cu12 for CUDA 12), or set CUDA_HOME to a CUDA toolkit"
@@ -161,12 +138,7 @@ class Nvcc:
 
     def compile(self, name: str, directory: Path, arch: str | None) -> None:
         files = ("-I", str(paths.csrc()), "-o", "kernel.cubin", "kernel.cu")
-        _run(
-            name,
-            (self.compiler, *self.flags[1:], f"-arch={arch}", *files),
-            directory,
-            "kernel.cubin",
-        )
+        _run(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
 
 
 class Nvrtc:
@@ -183,19 +155,13 @@ class Nvrtc:
     def find(cls) -> Nvrtc:
         for library in _nvrtc_libraries():
             return cls(library)
-        for library in (
-            "libnvrtc.so.13",
-            "libnvrtc.so.12",
-            "libnvrtc.so",
-        ):  # wherever else the system's loader looks
+        for library in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):  # wherever else the system's loader looks
             try:
                 ctypes.CDLL(library)
             except OSError:
                 continue
             return cls(library)
-        raise ToolchainMissing(
-            "no libnvrtc; pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for CUDA 12)"
-        )
+        raise ToolchainMissing("no libnvrtc; pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for CUDA 12)")
 
     @cached_property
     def identity(self) -> str:
@@ -224,11 +190,7 @@ class Nvrtc:
             arguments = _strings(option.encode() for option in options)
             failed = self._library.nvrtcCompileProgram(program, len(options), arguments)
             if failed:
-                log = (
-                    self._fetch("ProgramLog", program)
-                    .rstrip(b"\0")
-                    .decode(errors="replace")
-                )
+                log = self._fetch("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
                 raise _failure(name, command, log or self._explain(failed), directory)
             (directory / "kernel.cubin").write_bytes(self._fetch("CUBIN", program))
         finally:
@@ -239,24 +201,18 @@ class Nvrtc:
         # NVRTC opens its builtins by bare name, which finds nothing in site-packages unless they are loaded already.
         folder = os.path.dirname(self.library)
         try:
-            for builtins in (
-                Path(folder).glob("libnvrtc-builtins.so*") if folder else ()
-            ):
+            for builtins in Path(folder).glob("libnvrtc-builtins.so*") if folder else ():
                 ctypes.CDLL(str(builtins))
             library = ctypes.CDLL(self.library)
         except OSError as error:
-            raise ToolchainMissing(
-                f"{self.library} does not load: {error}; reinstall nvidia-cuda-nvrtc"
-            ) from error
+            raise ToolchainMissing(f"{self.library} does not load: {error}; reinstall nvidia-cuda-nvrtc") from error
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
 
     def _call(self, function: str, *arguments: object) -> None:
         code = getattr(self._library, function)(*arguments)
         if code:
-            raise ToolchainMissing(
-                f"{self.library} does not work: {function} says {self._explain(code)}"
-            )
+            raise ToolchainMissing(f"{self.library} does not work: {function} says {self._explain(code)}")
 
     def _explain(self, code: int) -> str:
         return self._library.nvrtcGetErrorString(code).decode()
@@ -270,15 +226,11 @@ class Nvrtc:
 
 
 def _nvrtc_libraries() -> list[str]:
-    """The libnvrtc files at hand; those of the CUDA version that torch was built for first, as its driver is for that."""
+    """The libnvrtc files at hand, first those of the CUDA version that torch was built for, which the driver suits."""
     torch = sys.modules.get("torch")
     version = torch.version.cuda if torch else None
     preferred = f".so.{version.partition('.')[0]}" if version else ".so"
-    found = (
-        str(path)
-        for folder in _nvrtc_folders()
-        for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True)
-    )
+    found = (str(path) for folder in _nvrtc_folders() for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True))
     return sorted(found, key=lambda path: preferred not in path)
 
 
@@ -287,11 +239,7 @@ def _nvrtc_folders() -> Iterator[Path]:
     for location in package.submodule_search_locations or () if package else ():
         yield from Path(location).glob("*/lib")
     yield Path(sys.prefix, "lib")  # conda
-    homes = (
-        os.environ.get("CUDA_HOME"),
-        os.environ.get("CUDA_PATH"),
-        "/usr/local/cuda",
-    )
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     yield from (Path(home, "lib64") for home in homes if home)
 
 
@@ -309,48 +257,27 @@ def _run(name: str, command: Sequence[str], directory: Path, product: str) -> No
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
     try:
         done = subprocess.run(
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+            command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
     except OSError as error:
         raise _failure(name, shlex.join(command), str(error), directory) from error
     output = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode:
-        raise _failure(
-            name,
-            shlex.join(command),
-            output or f"(nothing; exit status {done.returncode})",
-            directory,
-        )
+        raise _failure(name, shlex.join(command), output or f"(nothing; exit status {done.returncode})", directory)
     if not (directory / product).exists():
-        raise _failure(
-            name,
-            shlex.join(command),
-            output or f"(nothing, and wrote no {product})",
-            directory,
-        )
+        raise _failure(name, shlex.join(command), output or f"(nothing, and wrote no {product})", directory)
 
 
 def _announce(command: str, directory: Path) -> None:
-    (directory / "command.txt").write_text(
-        command + "\n", encoding="utf-8", errors="surrogateescape"
-    )
+    (directory / "command.txt").write_text(command + "\n", encoding="utf-8", errors="surrogateescape")
     if os.environ.get("LOSSZOO_VERBOSE") == "1":
         print(f"losszoo: {command}", file=sys.stderr)
 
 
 def _failure(name: str, command: str, output: str, directory: Path) -> CompileError:
     lines = output.splitlines()
-    shown = "\n".join(lines[:80]) + (
-        f"\n... {len(lines) - 80} more lines" if len(lines) > 80 else ""
-    )
-    return CompileError(
-        f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}"
-    )
+    shown = "\n".join(lines[:80]) + (f"\n... {len(lines) - 80} more lines" if len(lines) > 80 else "")
+    return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}")
 
 
 def _identify(command: Sequence[str]) -> str:
@@ -359,26 +286,24 @@ def _identify(command: Sequence[str]) -> str:
     A binary is known by its file's size and time. A script, ccache and the like stand for another program, which can
     change beneath them: only those are run, to ask for the version.
     """
-    found = shutil.which(command[0]) or command[0]
-    identity = f"{' '.join(command)} {_stat(found)}"
-    real = os.path.realpath(found)
-    with open(real, "rb") as file:
-        script = file.read(2) == b"#!"
-    if (
-        script
-        or len(command) > 1
-        or not any(
-            kind in os.path.basename(real) for kind in ("++", "gcc", "clang", "nvcc")
-        )
-    ):
-        version = subprocess.run(
-            (*command, "--version"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
+    identity = f"{' '.join(command)} {_stat(command[0])}"
+    if len(command) == 1 and _is_compiler(os.path.realpath(command[0])):
+        return identity
+    with suppress(OSError):  # what cannot be run cannot compile either, and will say so then
+        asked = (*command, "--version")
+        version = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         identity += version.stdout.decode(errors="replace")
     return identity
+
+
+def _is_compiler(path: str) -> bool:
+    if not any(kind in os.path.basename(path) for kind in ("++", "gcc", "clang", "nvcc")):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:  # it may be run but not read
+        return False
 
 
 def _stat(path: str) -> str:
@@ -400,13 +325,4 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
 
 
-_PROCESSOR_LINES = (
-    "vendor_id",
-    "cpu family",
-    "model\t",
-    "flags",
-    "Features",
-    "CPU implementer",
-    "CPU part",
-    "isa",
-)
+_PROCESSOR_LINES = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU implementer", "CPU part", "isa")

@@ -18,13 +18,7 @@ from losszoo.errors import DriverError
 _STATIC_SHARED_BYTES = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _MAX_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_BYTES_OF_EVERY_DEVICE = 48 * 1024  # more must be asked for, kernel by kernel
-_CANNOT_READ_IMAGE = {
-    200,
-    209,
-    222,
-    223,
-    300,
-}  # INVALID_IMAGE, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION and the like
+_CANNOT_READ_IMAGE = {200, 209, 222, 223, 300}  # INVALID_IMAGE, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION and the like
 
 Extent = int | tuple[int, int, int]
 
@@ -56,9 +50,7 @@ class Module:
         self.context = _primary_context(device)
         self._handle = ctypes.c_void_p()
         with _current(self.context):
-            code = _driver().cuModuleLoadData(
-                ctypes.byref(self._handle), path.read_bytes()
-            )
+            code = _driver().cuModuleLoadData(ctypes.byref(self._handle), path.read_bytes())
         if code in _CANNOT_READ_IMAGE:
             raise DriverError(
                 f"the CUDA driver cannot load {path} for {arch(device)} ({_explain(code)}): it supports CUDA "
@@ -71,9 +63,7 @@ class Module:
         """The kernel called `name`."""
         handle = ctypes.c_void_p()
         with _current(self.context):
-            code = _driver().cuModuleGetFunction(
-                ctypes.byref(handle), self._handle, name.encode()
-            )
+            code = _driver().cuModuleGetFunction(ctypes.byref(handle), self._handle, name.encode())
             _check(code, f"looking for {name} in {self.path}")
             return Function(name, handle, self.context)
 
@@ -81,27 +71,21 @@ class Module:
 class Function:
     """A kernel that takes one struct by value."""
 
-    def __init__(
-        self, name: str, handle: ctypes.c_void_p, context: ctypes.c_void_p
-    ) -> None:
+    def __init__(self, name: str, handle: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
         self.name = name
         self._handle = handle
         self._context = context
         self._driver = _driver()
         static = ctypes.c_int()
-        code = self._driver.cuFuncGetAttribute(
-            ctypes.byref(static), _STATIC_SHARED_BYTES, handle
-        )
+        code = self._driver.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED_BYTES, handle)
         _check(code, f"asking for the shared memory of {name}")
         self._shared_limit = _SHARED_BYTES_OF_EVERY_DEVICE - static.value
         self._raising = threading.Lock()
 
-    def launch(
-        self, grid: Extent, block: Extent, shared_bytes: int, stream: int, args: bytes
-    ) -> None:
+    def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, args: bytes) -> None:
         """Launch on the stream with handle `stream` (0 is the default stream of the kernel's device).
 
-        `args` are the bytes of the kernel's struct. Only the launch can fail here; what the kernel does wrong shows later.
+        `args` are the bytes of the kernel's struct. What the kernel itself does wrong shows later, as in all of CUDA.
         """
         grid_x, grid_y, grid_z = grid if isinstance(grid, tuple) else (grid, 1, 1)
         block_x, block_y, block_z = block if isinstance(block, tuple) else (block, 1, 1)
@@ -115,42 +99,20 @@ class Function:
         driver.cuCtxGetCurrent(ctypes.byref(current))
         elsewhere = current.value != self._context.value
         if elsewhere:
-            _check(
-                driver.cuCtxPushCurrent_v2(self._context),
-                "entering torch's CUDA context",
-            )
+            _check(driver.cuCtxPushCurrent_v2(self._context), "entering torch's CUDA context")
         code = driver.cuLaunchKernel(
-            self._handle,
-            grid_x,
-            grid_y,
-            grid_z,
-            block_x,
-            block_y,
-            block_z,
-            shared_bytes,
-            stream,
-            params,
-            None,
+            self._handle, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, None
         )
         if elsewhere:
             driver.cuCtxPopCurrent_v2(ctypes.byref(current))
         if code:
-            _check(
-                code,
-                f"launching {self.name} on grid {grid}, block {block}, {shared_bytes} bytes of shared memory",
-            )
+            _check(code, f"launching {self.name} on grid {grid}, block {block}, {shared_bytes} bytes of shared memory")
 
     def _raise_shared_limit(self, shared_bytes: int) -> None:
         with self._raising, _current(self._context):
-            if (
-                shared_bytes > self._shared_limit
-            ):  # still, now that no other thread is at it
-                code = self._driver.cuFuncSetAttribute(
-                    self._handle, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes
-                )
-                _check(
-                    code, f"giving {self.name} {shared_bytes} bytes of shared memory"
-                )
+            if shared_bytes > self._shared_limit:  # still, now that no other thread is at it
+                code = self._driver.cuFuncSetAttribute(self._handle, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+                _check(code, f"giving {self.name} {shared_bytes} bytes of shared memory")
                 self._shared_limit = shared_bytes
 
 
@@ -161,13 +123,7 @@ def _driver() -> Any:
     except OSError as error:
         raise DriverError(f"no CUDA driver: {error}") from error
     pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    driver.cuLaunchKernel.argtypes = [
-        pointer,
-        *[unsigned] * 7,
-        pointer,
-        pointer,
-        pointer,
-    ]
+    driver.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
     driver.cuCtxPushCurrent_v2.argtypes = [pointer]
     driver.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
     driver.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
@@ -182,14 +138,8 @@ def _primary_context(device: int) -> ctypes.c_void_p:
     """The device's context that torch uses too."""
     torch.cuda.init()  # so that torch and not this module decides how the context is made
     driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
-    _check(
-        driver.cuDeviceGet(ctypes.byref(handle), device),
-        f"looking for CUDA device {device}",
-    )
-    _check(
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
-        f"entering CUDA device {device}",
-    )
+    _check(driver.cuDeviceGet(ctypes.byref(handle), device), f"looking for CUDA device {device}")
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"entering CUDA device {device}")
     return context
 
 
@@ -222,8 +172,6 @@ def _check_with(driver: Any, code: int, doing: str) -> None:
 def _explain(code: int, driver: Any = None) -> str:
     driver = driver or _driver()
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
-    if driver.cuGetErrorName(code, ctypes.byref(name)) or driver.cuGetErrorString(
-        code, ctypes.byref(text)
-    ):
+    if driver.cuGetErrorName(code, ctypes.byref(name)) or driver.cuGetErrorString(code, ctypes.byref(text)):
         return f"CUDA error {code}"
     return f"{(name.value or b'').decode()}, {(text.value or b'').decode()}"

@@ -35,11 +35,7 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
 @cache
 def _launcher() -> Any:
     """The C launcher, or None where torch brings no OpenMP to share."""
-    source = Source(
-        "parallel_for",
-        "cpp",
-        (paths.csrc() / "parallel.cpp").read_text(encoding="utf-8"),
-    )
+    source = Source("parallel_for", "cpp", (paths.csrc() / "parallel.cpp").read_text(encoding="utf-8"))
     try:
         launch = ctypes.CDLL(str(build(source))).losszoo_parallel_for
     except (ToolchainMissing, CompileError, OSError):

@@ -43,9 +43,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     return install
 
 
-def in_children(
-    functions: list[Callable[[], str]], uid: int | None = None
-) -> list[str]:
+def in_children(functions: list[Callable[[], str]], uid: int | None = None) -> list[str]:
     """Call each function in a forked process of its own, all at once; what they return, or the error they raise.
 
     A fork brings the imported modules along, where a new process would import torch. Children may run as another user,

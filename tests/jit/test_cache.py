@@ -71,9 +71,7 @@ def test_the_cache_is_for_its_owner_alone(cache_dir: Path) -> None:
 
 def test_eight_processes_share_one_build(cache_dir: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    paths = in_children(
-        [lambda: str(fetch("loss", "a" * 64, "kernel.so", maker(log)))] * 8
-    )
+    paths = in_children([lambda: str(fetch("loss", "a" * 64, "kernel.so", maker(log)))] * 8)
     assert len(set(paths)) == 1
     assert Path(paths[0]).read_text() == "artefact"
     assert log.read_text() == "made\n"
@@ -122,9 +120,7 @@ def test_a_lock_whose_holder_is_stuck_is_not_waited_for_for_ever(
         assert fetch("loss", "a" * 64, "kernel.so", maker()).read_text() == "artefact"
 
 
-def test_a_lock_ends_with_the_build_though_a_fork_holds_its_file(
-    cache_dir: Path,
-) -> None:
+def test_a_lock_ends_with_the_build_though_a_fork_holds_its_file(cache_dir: Path) -> None:
     def make_and_fork(directory: Path) -> None:
         maker()(directory)
         children.append(os.fork())
@@ -141,9 +137,7 @@ def test_a_lock_ends_with_the_build_though_a_fork_holds_its_file(
         os.waitpid(children[0], 0)
 
 
-def test_a_killed_build_leaves_no_entry_and_is_swept_later(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_build_leaves_no_entry_and_is_swept_later(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(directory: Path) -> None:
         (directory / "kernel.so").write_text("arte")
         os._exit(9)
@@ -192,18 +186,14 @@ DAMAGE = {
     "altered": flip,
     "a file": replace_by_a_file,
     "record is no JSON": record('{"kernel.so": "12'),
-    "record is binary": lambda entry: (
-        (entry / cache.RECORD).write_bytes(b"\xff\xfe\x00") and None
-    ),
+    "record is binary": lambda entry: (entry / cache.RECORD).write_bytes(b"\xff\xfe\x00") and None,
     "record is a list": record("[]"),
     "record of something else": record(json.dumps({"kernel.cubin": "12"})),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_entry_is_a_miss_and_is_mended(
-    cache_dir: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_entry_is_a_miss_and_is_mended(cache_dir: Path, damage: Callable[[Path], None]) -> None:
     path = fetch("loss", "a" * 64, "kernel.so", maker())
     damage(path.parent)
     forget()
@@ -216,7 +206,7 @@ def test_a_damaged_entry_is_a_miss_and_is_mended(
 def test_a_cache_removed_during_the_process_is_made_again(cache_dir: Path) -> None:
     path = fetch("loss", "a" * 64, "kernel.so", maker())
     empty(path.parent)
-    assert fetch("loss", "a" * 64, "kernel.so", maker()) == path
+    assert fetch("loss", "a" * 64, "kernel.so", maker()).read_text() == "artefact"
 
 
 def test_a_failing_build_leaves_no_entry(cache_dir: Path) -> None:
@@ -245,15 +235,11 @@ def read_only(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_read_only_cache_serves_what_it_holds(read_only: Path) -> None:
-    (path,) = in_children(
-        [lambda: str(fetch("loss", "a" * 64, "kernel.so", unwanted))], uid=NOBODY
-    )
+    (path,) = in_children([lambda: str(fetch("loss", "a" * 64, "kernel.so", unwanted))], uid=NOBODY)
     assert Path(path).parent.parent == read_only / "cache"
 
 
-def test_what_a_read_only_cache_lacks_goes_to_a_temporary_place_with_one_warning(
-    read_only: Path,
-) -> None:
+def test_what_a_read_only_cache_lacks_goes_to_a_temporary_place_with_one_warning(read_only: Path) -> None:
     def fetch_three() -> str:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -284,9 +270,7 @@ def test_an_impossible_place_means_a_temporary_one(
     assert fetch("loss", "a" * 64, "kernel.so", unwanted) == path
 
 
-def test_nowhere_to_write_is_one_clear_error(
-    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nowhere_to_write_is_one_clear_error(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSSZOO_CACHE_DIR", "/proc/self/losszoo")
     monkeypatch.setattr("tempfile.tempdir", "/proc/self")
     with (
@@ -307,15 +291,11 @@ def test_a_cache_that_others_can_write_is_refused(cache_dir: Path, mode: int) ->
     fetch("loss", "a" * 64, "kernel.so", maker())
     forget()
     cache_dir.chmod(mode)
-    with pytest.raises(
-        CacheError, match=f"others can write the kernel cache .*mode {mode:o}"
-    ):
+    with pytest.raises(CacheError, match=f"others can write the kernel cache .*mode {mode:o}"):
         fetch("loss", "a" * 64, "kernel.so", maker())
 
 
-def test_a_cache_of_another_user_is_refused(
-    open_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_of_another_user_is_refused(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only the administrator can give a directory away")
     monkeypatch.setenv("LOSSZOO_CACHE_DIR", str(open_path / "cache"))
@@ -332,10 +312,7 @@ def test_a_planted_link_in_the_temporary_place_is_refused(
     (tmp_path / "target").mkdir(mode=0o700)
     cache.fallback_place().symlink_to(tmp_path / "target")
     cache._warned.clear()
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(CacheError, match="is not a directory"),
-    ):
+    with pytest.warns(UserWarning, match="cannot write"), pytest.raises(CacheError, match="is not a directory"):
         fetch("loss", "a" * 64, "kernel.so", maker())
 
 
@@ -352,9 +329,7 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOSSZOO_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache.place() == Path("/home/someone/.cache/losszoo")
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", "relative"
-    )  # which the XDG specification says to ignore
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the XDG specification says to ignore
     assert cache.place() == Path("/home/someone/.cache/losszoo")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache.place() == Path("/xdg/losszoo")

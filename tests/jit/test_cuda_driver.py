@@ -27,9 +27,7 @@ extern "C" __global__ void reverse(const Args args) {
 """
 
 
-def test_an_old_driver_gives_one_clear_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_driver_gives_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(code: int, set_to: object = None):
         def function(*arguments: object) -> int:
             if set_to is not None:
@@ -78,15 +76,11 @@ def pack(x: torch.Tensor, factor: float = 0.0) -> bytes:
 def test_launches_on_torch_s_stream() -> None:
     scale = load().function("scale")
     x = torch.ones(1000, device="cuda:0")
-    scale.launch(
-        4, (256, 1, 1), 0, torch.cuda.current_stream(0).cuda_stream, pack(x, 3.0)
-    )
+    scale.launch(4, (256, 1, 1), 0, torch.cuda.current_stream(0).cuda_stream, pack(x, 3.0))
     assert x.tolist() == [3.0] * 1000
     with torch.cuda.stream(torch.cuda.Stream()) as _:
         y = x + 1
-        scale.launch(
-            (4, 1, 1), 256, 0, torch.cuda.current_stream(0).cuda_stream, pack(y, 0.5)
-        )
+        scale.launch((4, 1, 1), 256, 0, torch.cuda.current_stream(0).cuda_stream, pack(y, 0.5))
         assert y.tolist() == [2.0] * 1000
 
 
@@ -103,38 +97,23 @@ def test_launches_from_a_new_thread() -> None:
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("count", [1000, 20_000, 24_000])
 def test_much_shared_memory(count: int) -> None:
-    reverse, x = (
-        load().function("reverse"),
-        torch.arange(count, device="cuda:0", dtype=torch.float32),
-    )
+    reverse, x = (load().function("reverse"), torch.arange(count, device="cuda:0", dtype=torch.float32))
     reverse.launch(1, 256, 4 * count, torch.cuda.current_stream(0).cuda_stream, pack(x))
-    assert torch.equal(
-        x, torch.arange(count - 1, -1, -1, device="cuda:0", dtype=torch.float32)
-    )
+    assert torch.equal(x, torch.arange(count - 1, -1, -1, device="cuda:0", dtype=torch.float32))
 
 
 @pytest.mark.cuda_only
 def test_errors_name_the_kernel() -> None:
     module, x = load(), torch.ones(10, device="cuda:0")
-    with pytest.raises(
-        DriverError, match="looking for absent in .*CUDA_ERROR_NOT_FOUND"
-    ):
+    with pytest.raises(DriverError, match="looking for absent in .*CUDA_ERROR_NOT_FOUND"):
         module.function("absent")
-    with pytest.raises(
-        DriverError,
-        match="launching scale on grid 1, block 4096, 0 bytes.*CUDA_ERROR_INVALID_VALUE",
-    ):
+    with pytest.raises(DriverError, match="launching scale on grid 1, block 4096, 0 bytes.*CUDA_ERROR_INVALID_VALUE"):
         module.function("scale").launch(1, 4096, 0, 0, pack(x))
-    with pytest.raises(
-        DriverError,
-        match="giving scale 10000000 bytes of shared memory: CUDA_ERROR_INVALID_VALUE",
-    ):
+    with pytest.raises(DriverError, match="giving scale 10000000 bytes of shared memory: CUDA_ERROR_INVALID_VALUE"):
         module.function("scale").launch(1, 32, 10_000_000, 0, pack(x))
 
 
 @pytest.mark.cuda_only
 def test_the_device_is_described() -> None:
-    assert cuda_driver.arch(0) == "sm_" + "".join(
-        map(str, torch.cuda.get_device_capability(0))
-    )
+    assert cuda_driver.arch(0) == "sm_" + "".join(map(str, torch.cuda.get_device_capability(0)))
     assert cuda_driver.multiprocessors(0) > 0

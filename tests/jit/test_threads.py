@@ -25,9 +25,7 @@ extern "C" __attribute__((visibility("default"))) void note(const void* args, in
     usleep(2000);
 }
 """
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/task").is_dir(), reason="reads Linux's /proc"
-)
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads Linux's /proc")
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +48,8 @@ def ranges(note: object, count: int, grain: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("count", "grain"), [(0, 4), (1, 4), (4, 4), (5, 4), (13, 4), (3, 1), (3, 1 << 62)]
-)
-def test_ranges_cover_all_and_depend_on_the_grain_alone(
-    note: object, workers: int, count: int, grain: int
-) -> None:
+@pytest.mark.parametrize(("count", "grain"), [(0, 4), (1, 4), (4, 4), (5, 4), (13, 4), (3, 1), (3, 1 << 62)])
+def test_ranges_cover_all_and_depend_on_the_grain_alone(note: object, workers: int, count: int, grain: int) -> None:
     torch.set_num_threads(workers)
     expected = [(begin, min(begin + grain, count)) for begin in range(0, count, grain)]
     assert [(begin, end) for begin, end, _ in ranges(note, count, grain)] == expected
@@ -72,21 +66,8 @@ def test_the_pool_is_torch_s_own(note: object) -> None:
     used = workers(note)
     assert len(used) == 2
     assert set(os.listdir("/proc/self/task")) == before
-    runtimes = {
-        line.split()[-1]
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if "omp" in line
-    }
-    assert (
-        len(
-            [
-                path
-                for path in runtimes
-                if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))
-            ]
-        )
-        == 1
-    )
+    runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    assert len([path for path in runtimes if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]) == 1
 
 
 def test_it_obeys_torch_s_number_of_threads_from_any_thread(note: object) -> None:
@@ -113,7 +94,8 @@ def test_inside_a_parallel_region_it_runs_serially(note: object) -> None:
     #include <cstdint>
     #include <sys/syscall.h>
     #include <unistd.h>
-    struct Nest { void (*launch)(void (*)(const void*, int64_t, int64_t), const void*, int64_t, int64_t); int64_t* strays; };
+    using Range = void(const void*, int64_t, int64_t);
+    struct Nest { void (*launch)(Range*, const void*, int64_t, int64_t); int64_t* strays; };
     struct Inner { int64_t thread; int64_t stray; };
     static void inner(const void* args, int64_t, int64_t) {
         auto* own = static_cast<Inner*>(const_cast<void*>(args));
@@ -133,30 +115,20 @@ def test_inside_a_parallel_region_it_runs_serially(note: object) -> None:
 
     strays = torch.full((4,), -1)
     outer = ctypes.CDLL(str(build(Source("outer", "cpp", nest)))).outer
-    args = Nest(
-        ctypes.cast(threads._launcher(), ctypes.c_void_p).value, strays.data_ptr()
-    )
+    args = Nest(ctypes.cast(threads._launcher(), ctypes.c_void_p).value, strays.data_ptr())
     parallel_for(outer, ctypes.addressof(args), 4, 1)
     assert strays.tolist() == [0] * 4
 
 
-def test_without_openmp_it_runs_serially(
-    note: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_openmp_it_runs_serially(note: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_openmp(path: str) -> object:
         raise OSError("undefined symbol: GOMP_parallel")
 
-    monkeypatch.setattr(
-        threads, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": no_openmp})
-    )
+    monkeypatch.setattr(threads, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": no_openmp}))
     threads._launcher.cache_clear()
     try:
         assert workers(note) == {threading.get_native_id()}
-        assert [(begin, end) for begin, end, _ in ranges(note, 5, 2)] == [
-            (0, 2),
-            (2, 4),
-            (4, 5),
-        ]
+        assert [(begin, end) for begin, end, _ in ranges(note, 5, 2)] == [(0, 2), (2, 4), (4, 5)]
     finally:
         threads._launcher.cache_clear()
 
