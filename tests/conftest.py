@@ -1,0 +1,42 @@
+"""`pytest --device cuda` runs every test of a loss on the GPU; the default is the CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "losszoo",
+    max_examples=25,
+    deadline=None,  # the first example of a kernel compiles it
+    derandomize=os.environ.get("CI") == "true",
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("losszoo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors of the tests live")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda_only: needs a GPU; deselected without --device cuda")
+    config.addinivalue_line("markers", "cpu_only: about the CPU; deselected with --device cuda")
+    config.addinivalue_line("markers", "large: needs tens of gigabytes on the GPU")
+    if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: torch finds no GPU here")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    unfit = "cuda_only" if config.getoption("--device") == "cpu" else "cpu_only"
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(unfit)])
+    items[:] = [item for item in items if not item.get_closest_marker(unfit)]
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--device")
