@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +22,9 @@ def templates() -> Path:
 @cache
 def headers() -> dict[str, bytes]:
     """Every shipped header by the name that kernels include it under, such as `losszoo/math.h`; read once a process."""
-    root = csrc()
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.h"))}
+    folder = csrc() / "losszoo"
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".h"))
+    return {f"losszoo/{name}": (folder / name).read_bytes() for name in names}
 
 
 @cache

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -38,9 +37,11 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
 
     `make` may leave other files beside it, for people to read. Raises CacheError, and whatever `make` raises.
     """
-    entry = f"{re.sub(r'[^0-9A-Za-z_.]', '_', name)[:60]}-{key[:40]}"
-    preferred = place()
-    for root in (preferred, fallback_place()):
+    readable = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:60])
+    entry = f"{readable}-{key[:40]}"
+    tried: list[str] = []
+    for where in (place, fallback_place):  # the second is not even looked for unless it is needed
+        root = where()
         known = _known.get((root, entry))
         if known is not None and known.exists():
             return known
@@ -52,6 +53,7 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
         try:
             _prepare(root)
         except OSError as error:
+            tried.append(str(root))
             _warn_once(root, error)
             continue
         try:
@@ -59,7 +61,7 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
         except OSError as error:  # a full disk, say
             raise CacheError(f"the kernel cache {root} could not take {entry}: {error}; {_ADVICE}") from error
         return path
-    raise CacheError(f"the kernel cache can be written neither at {preferred} nor at {root}; {_ADVICE}")
+    raise CacheError(f"the kernel cache can be written neither at {' nor at '.join(tried)}; {_ADVICE}")
 
 
 _ADVICE = "set LOSSZOO_CACHE_DIR to a directory of your own"
@@ -87,10 +89,11 @@ def _exists(root: Path) -> bool:
 
 
 def _refuse_unsafe(root: Path) -> None:
-    # A link in a directory that anyone can write, such as /tmp, could lead to anywhere.
-    status = root.lstat() if root == fallback_place() else root.stat()
+    status = root.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"the kernel cache {root} is not a directory; {_ADVICE}")
+    if root.is_symlink() and root.parent.stat().st_mode & stat.S_IWOTH:
+        raise CacheError(f"the kernel cache {root} is a link in a directory that anyone can write; {_ADVICE}")
     if status.st_uid not in (os.geteuid(), 0):
         raise CacheError(f"the kernel cache {root} belongs to another user (uid {status.st_uid}); {_ADVICE}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -310,10 +310,21 @@ def test_a_planted_link_in_the_temporary_place_is_refused(
 ) -> None:
     monkeypatch.setenv("LOSSZOO_CACHE_DIR", "/proc/self/losszoo")
     (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "tmp").chmod(0o1777)
     cache.fallback_place().symlink_to(tmp_path / "target")
     cache._warned.clear()
-    with pytest.warns(UserWarning, match="cannot write"), pytest.raises(CacheError, match="is not a directory"):
+    with (
+        pytest.warns(UserWarning, match="cannot write"),
+        pytest.raises(CacheError, match="is a link in a directory that anyone"),
+    ):
         fetch("loss", "a" * 64, "kernel.so", maker())
+
+
+def test_a_link_of_one_s_own_is_followed(cache_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "big disk").mkdir(mode=0o700)
+    cache_dir.symlink_to(tmp_path / "big disk")
+    fetch("loss", "a" * 64, "kernel.so", maker())
+    assert list((tmp_path / "big disk").glob("loss-*/kernel.so"))
 
 
 def test_a_full_disk_is_a_cache_error(cache_dir: Path) -> None:
