@@ -1,21 +1,21 @@
 // Elementary functions for float and double, with torch's answers at zero, infinity and nan.
 //
-// double: the platform's library. float on CUDA: the library, but for pow. float on the CPU: inline and free of branches,
-// so that a plain loop over an array vectorises (sin and cos alone call the library). Bounds for float on the CPU, in ulp of
-// the result, where the hardware has a fused multiply-add; tests/csrc/test_math.py holds the functions to them:
+// double: the platform's library. float on CUDA: the library too, but for pow and exp_fast. float on the CPU: inline
+// and free of branches, so that a plain loop over an array vectorises (sin and cos alone call the library). Bounds for
+// float on the CPU, in ulp of the result, where the hardware has a fused multiply-add (tests/csrc/test_math.py):
 //
-//   sqrt, abs, floor                            exact or correctly rounded
-//   exp, log, log1p, expm1, atan                2
-//   asin, acos, tanh, atan2                     4
-//   pow                                         3 + |y log2(x)| / 3
-//   exp_fast                                    3 + |x| / 4, for x <= 0 as in a softmax; cheaper than exp; 0 below -87.7
+//   sqrt                                        0.5
+//   exp, log, log1p, expm1, atan, atan2         2
+//   asin, acos, tanh                            3
+//   pow                                         2 + |y log2(x)| / 3
+//   exp_fast                                    2 + |x| / 16, for the x <= 0 of a softmax only; 0 below -87.7
 #pragma once
 
-#include "platform.h"
+#include <losszoo/platform.h>
 
 namespace lz {
 
-// --- what maps to instructions -----------------------------------------------------------------------------------------------
+// --- what maps to instructions ---------------------------------------------------------------------------------------
 
 #if LZ_CUDA
 LZ_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
@@ -56,7 +56,7 @@ LZ_FN bool signbit(double x) { return bit_cast<int64>(x) < 0; }
 template <class R> LZ_FN R maximum(R a, R b) { return select((a > b) | (a != a), a, b); }
 template <class R> LZ_FN R minimum(R a, R b) { return select((a < b) | (a != a), a, b); }
 
-// --- double: the library -----------------------------------------------------------------------------------------------------
+// --- double: the library ---------------------------------------------------------------------------------------------
 
 #if LZ_CUDA
 #define LZ_LIBRARY(name) ::name
@@ -91,7 +91,7 @@ LZ_FN double exp_fast(double x) { return exp(x); }
 LZ_FLOAT_1(sin)
 LZ_FLOAT_1(cos)
 
-// --- float: the pieces -------------------------------------------------------------------------------------------------------
+// --- float: the pieces -----------------------------------------------------------------------------------------------
 
 namespace detail {
 
@@ -101,8 +101,8 @@ LZ_FN float clamp(float x, float low, float high) {
     return select(high < x, high, x);
 }
 
-// Polynomials, the lowest coefficient first. horner takes the fewest operations; poly8 evaluates in pairs (Estrin), which
-// shortens the chain of dependent operations: in a fused loop that matters more than the two it adds.
+// Polynomials, the lowest coefficient first. horner takes the fewest operations; poly8 evaluates in pairs (Estrin),
+// which shortens the chain of dependent operations: in a fused loop that matters more than the two it adds.
 LZ_FN float horner(float, float a) { return a; }
 template <class... Rest> LZ_FN float horner(float x, float a, Rest... rest) { return fma(horner(x, rest...), x, a); }
 LZ_FN float poly8(float x, float x2, float a, float b, float c, float d, float e, float f, float g, float h) {
@@ -111,15 +111,13 @@ LZ_FN float poly8(float x, float x2, float a, float b, float c, float d, float e
     return fma(high, x2 * x2, low);
 }
 
-// Adding 1.5 * 2^23 rounds to an integer and leaves that integer in the low bits, from where a shift by 23 makes an exponent.
+// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, from where a shift by 23 makes an exponent.
 constexpr float round_magic = 12582912.0f;
 
-// 4^(m + r) for |r| <= 1/2, z = m + 127 + round_magic: scaling by 2^m twice lets a result underflow gradually and overflow to infinity.
-LZ_FN float exp4(float z, float r) {
-    float p = horner(r, 1.0f, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
-                     0.0019107773f);
-    float scale = bit_cast<float>(bit_cast<uint32>(z) << 23);
-    return p * scale * scale;
+// p * 4^m, z = m + 127 + round_magic. Scaled by 2^m twice, a result underflows gradually and overflows to infinity.
+LZ_FN float scale4(float p, float z) {
+    float s = bit_cast<float>(bit_cast<uint32>(z) << 23);
+    return p * s * s;
 }
 
 // The multiple of 2^23 to take from the bits of a positive x to bring it to sqrt(1/2) <= x < sqrt(2).
@@ -140,8 +138,8 @@ LZ_FN Split split(float x) {
 
 // (log1p(f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f <= sqrt(2)
 LZ_FN float log1p_tail(float f, float f2) {
-    return poly8(f, f2, 0.333333313f, -0.250008196f, 0.200012401f, -0.166234076f, 0.142016277f, -0.131596833f, 0.127618611f,
-                 -0.0763575062f);
+    return poly8(f, f2, 0.333333313f, -0.250008196f, 0.200012401f, -0.166234076f, 0.142016277f, -0.131596833f,
+                 0.127618611f, -0.0763575062f);
 }
 
 LZ_FN float log1p_small(float f) {
@@ -184,7 +182,7 @@ LZ_FN float asin_half(float s, float z) {
 
 }  // namespace detail
 
-// --- float: pow, on the CPU and on CUDA --------------------------------------------------------------------------------------
+// --- float: pow, on the CPU and on CUDA ------------------------------------------------------------------------------
 
 // log2(x) is carried in two floats, high + low, so that the error hardly grows with |y * log2(x)|.
 LZ_FN float pow(float x, float y) {
@@ -209,7 +207,10 @@ LZ_FN float pow(float x, float y) {
     t = detail::clamp(t, -152.0f, 130.0f);
     float z = fma(t, 0.5f, magic);
     float r = fma(t, 0.5f, magic - z);
-    float result = detail::exp4(z, fma(d, 0.5f, r));
+    r = fma(d, 0.5f, r);
+    float p = detail::horner(r, 1.0f, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f,
+                             0.0100133056f, 0.0019107773f);  // 4^r
+    float result = detail::scale4(p, z);
 
     bool integer = floor(y) == y;
     bool odd = integer & (floor(y * 0.5f) * 2.0f != y);
@@ -242,16 +243,20 @@ LZ_FN float exp(float x) {
     constexpr float magic = detail::round_magic + 127;
     x = detail::clamp(x, -104.0f, 104.0f);
     float z = fma(x, 0.721347511f, magic);
-    float r = fma(x, 0.721347511f, magic - z);
-    return detail::exp4(z, fma(x, 9.62981517e-9f, r));
+    float m = magic - z;  // -round(x / ln 4)
+    float r = fma(m, 1.3862915f, x);
+    r = fma(m, 2.85721364e-6f, r);
+    float p = detail::horner(r, 1.0f, 1.0f, 0.500000358f, 0.16666618f, 0.041661229f, 0.0083359303f, 0.00141047535f,
+                             0.000196305773f);
+    return detail::scale4(p, z);
 }
 
 LZ_FN float exp_fast(float x) {
     constexpr float magic = detail::round_magic + 127;
     x = -88.0f > x ? -88.0f : x;
     float z = fma(x, 1.44269502f, magic);
-    float r = fma(x, 1.44269502f, magic - z);
-    float p = detail::horner(r, 1.0f, 0.693147004f, 0.240222469f, 0.0555071086f, 0.00967129227f, 0.00132695376f);
+    float r = fma(magic - z, 0.693147182f, x);
+    float p = detail::horner(r, 1.0f, 0.999999702f, 0.499991506f, 0.166676506f, 0.0418978371f, 0.00828944054f);
     return p * bit_cast<float>(bit_cast<uint32>(z) << 23);
 }
 

@@ -2,14 +2,7 @@
 // Narrowing rounds to nearest even; a nan stays a nan, an overflow becomes infinity.
 #pragma once
 
-#include "platform.h"
-
-// A compiler that vectorises its own 16-bit float; the others get bit operations, which every compiler vectorises.
-#if !LZ_CUDA && (defined(__ARM_FP16_FORMAT_IEEE) || (defined(__clang__) && defined(__F16C__)))
-#define LZ_NATIVE_HALF 1
-#else
-#define LZ_NATIVE_HALF 0
-#endif
+#include <losszoo/platform.h>
 
 namespace lz {
 
@@ -27,14 +20,12 @@ LZ_FN float widen(half x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
-#elif LZ_NATIVE_HALF
-    return static_cast<float>(bit_cast<_Float16>(x.bits));
 #else
-    uint32 magnitude = x.bits & 0x7fffu;
-    uint32 sign = (x.bits & 0x8000u) << 16;
-    uint32 rebias = select(magnitude >= 0x7c00u, 0x70000000u, 0x38000000u);  // infinity and nan have the top exponent
-    uint32 subnormal = bit_cast<uint32>(static_cast<float>(static_cast<int32>(magnitude)) * 0x1p-24f);
-    return bit_cast<float>(select(magnitude < 0x0400u, subnormal, (magnitude << 13) + rebias) | sign);
+    int32 magnitude = x.bits & 0x7fff;
+    int32 sign = (x.bits & 0x8000) << 16;
+    int32 rebias = select(magnitude < 0x7c00, 0x38000000, 0x70000000);  // infinity and nan have the top exponent
+    int32 subnormal = bit_cast<int32>(static_cast<float>(magnitude) * 0x1p-24f);
+    return bit_cast<float>(select(magnitude < 0x0400, subnormal, (magnitude << 13) + rebias) | sign);
 #endif
 }
 
@@ -55,17 +46,15 @@ LZ_FN half narrow_half(float x) {
     half y;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
-#elif LZ_NATIVE_HALF
-    return {bit_cast<uint16>(static_cast<_Float16>(x))};
 #else
-    uint32 bits = bit_cast<uint32>(x);
-    uint32 magnitude = bits & 0x7fffffffu;
-    uint32 sign = (bits >> 16) & 0x8000u;
-    uint32 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1) - 0x38000000u) >> 13;
-    uint32 subnormal = bit_cast<uint32>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;  // 0.5 has an ulp of 2^-24
-    uint32 y = select(magnitude < 0x38800000u, subnormal, normal);
-    y = select(magnitude < 0x477ff000u, y, 0x7c00u);
-    return {static_cast<uint16>(select(x != x, 0x7e00u, y) | sign)};
+    int32 bits = bit_cast<int32>(x);
+    int32 magnitude = bits & 0x7fffffff;
+    int32 sign = (bits >> 16) & 0x8000;
+    int32 normal = (magnitude - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13;
+    int32 subnormal = bit_cast<int32>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;  // 0.5 has an ulp of 2^-24
+    int32 y = select(magnitude < 0x38800000, subnormal, normal);
+    y = y < 0x7c00 ? y : 0x7c00;
+    return {static_cast<uint16>(select(x != x, 0x7e00, y) | sign)};
 #endif
 }
 
@@ -108,11 +97,15 @@ template <class T> struct alignas(16) vec16 {
     T v[size];
 };
 
-template <class T> LZ_FN vec16<T> load_vec(const T* p) { return bit_cast<vec16<T>>(*reinterpret_cast<const uint4*>(p)); }
+template <class T> LZ_FN vec16<T> load_vec(const T* p) {
+    return bit_cast<vec16<T>>(*reinterpret_cast<const uint4*>(p));
+}
 template <class T> LZ_FN vec16<T> load_vec_stream(const T* p) {
     return bit_cast<vec16<T>>(__ldg(reinterpret_cast<const uint4*>(p)));
 }
-template <class T> LZ_FN void store_vec(T* p, const vec16<T>& x) { *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x); }
+template <class T> LZ_FN void store_vec(T* p, const vec16<T>& x) {
+    *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x);
+}
 template <class T> LZ_FN void store_vec_stream(T* p, const vec16<T>& x) {
     __stcs(reinterpret_cast<uint4*>(p), bit_cast<uint4>(x));
 }

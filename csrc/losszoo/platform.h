@@ -1,5 +1,5 @@
-// What differs between the compilers that read these headers: g++ and clang++ for the CPU kernels, NVRTC and nvcc for CUDA.
-// No header of the host is included: NVRTC has none, and leaving them out halves the time of a CPU build.
+// What differs between the compilers that read these headers: g++ and clang++ for CPU kernels, NVRTC and nvcc for CUDA.
+// No header of the host is included: NVRTC has none, and without them a CPU build takes half the time.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -24,7 +24,7 @@ using int32 = int;
 using uint32 = unsigned int;
 using int64 = long long;
 using uint64 = unsigned long long;
-static_assert(sizeof(int16) == 2 && sizeof(int32) == 4 && sizeof(int64) == 8, "losszoo needs 16, 32 and 64-bit integers");
+static_assert(sizeof(int16) == 2 && sizeof(int32) == 4 && sizeof(int64) == 8, "integers of 16, 32 and 64 bits");
 
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
@@ -55,8 +55,8 @@ template <class T> LZ_FN T nan() {
         return bit_cast<double>(0x7ff8000000000000ull);
 }
 
-// c ? a : b with both computed. As bit masks on the CPU: GCC makes branches of chained ?:, threads the jumps, and then the
-// loop around them no longer vectorises (or drags a dozen masks along); out of the masks it makes one blend.
+// c ? a : b, both computed. On the CPU as bit masks, of which GCC makes one blend: of chained ?: it makes branches and
+// threads their jumps, and then the loop around them does not vectorise, or drags a dozen masks along.
 template <class T> LZ_FN T select(bool c, T a, T b) {
 #if LZ_CUDA
     return c ? a : b;
