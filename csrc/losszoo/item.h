@@ -1,0 +1,20 @@
+// Reading one class of a row, on any processor.
+#pragma once
+#include <losszoo/numeric.h>
+#include <losszoo/platform.h>
+
+namespace lz {
+
+// One class of a row; 0 where the label names none, as the sum over "position == label" would give.
+template <class R, class T>
+LZ_FN R pick(const T* row, int64 step, int64 label, int64 classes) {
+  return uint64(label) < uint64(classes) ? load<R>(row + label * step) : R(0);
+}
+
+// The label's place in a block of classes that begins at `base`, or -1: blocks are compared in 32 bits.
+LZ_FN int within(int64 label, int64 base) {
+  const int64 place = label - base;
+  return place < 0 || place > 0x7fffffff ? -1 : int(place);
+}
+
+}  // namespace lz

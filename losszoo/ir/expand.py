@@ -1,0 +1,22 @@
+"""Primitives with no C spelling, spelled in others: sigmoid and softplus share one exp(-|x|) between them and all their signs."""
+
+from __future__ import annotations
+
+from losszoo.ir import build as b
+from losszoo.ir.expr import ONE, ZERO, Node
+
+
+def _decay(x: Node) -> Node:
+    return b.apply("exp", b.neg(b.apply("abs", x)))
+
+
+def _sigmoid(x: Node) -> Node:
+    e = _decay(x)
+    return b.div(b.where(b.apply("ge", x, ZERO), ONE, e), b.add(ONE, e))
+
+
+def _softplus(x: Node) -> Node:
+    return b.add(b.apply("clamp_min", x, ZERO), b.apply("log1p", _decay(x)))
+
+
+SPELLED = {"sigmoid": _sigmoid, "softplus": _softplus}

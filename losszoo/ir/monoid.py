@@ -1,0 +1,50 @@
+"""The states that fold a row: which monoid computes which reductions, and what its padding is.
+
+A monoid has an identity, folds (lifts and merges) values, merges with another state, and projects its state to results. The code
+is csrc/losszoo/monoid.h, generic over lanes; here is what the scheduler and the printer need to know of it. Reductions that share
+a state (the peak, the log-sum and every softmax-weighted sum of the same logits) share one accumulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from losszoo.ir.expr import Node
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """One running state of a pass: `monoid` is its C++ type, `inputs` what is folded for each class."""
+
+    monoid: str
+    inputs: tuple[Node, ...]
+    padding: tuple[str, ...]  # C text of the values that leave the state unchanged, one an input
+    results: tuple[tuple[Node, str], ...]  # (reduction, member function that projects it: a lane is its last argument)
+
+
+def accumulators(reductions: Sequence[Node]) -> tuple[Accumulator, ...]:
+    """The accumulators that compute these reductions in one pass, in the order of their first use."""
+    online: dict[Node, list[Node]] = {}
+    plain: list[Accumulator] = []
+    for node in reductions:
+        if node.op == "sum":
+            plain.append(Accumulator("lz::Sum<R, L>", node.args, ("R(0)",), ((node, "sum("),)))
+        elif node.op == "max":
+            plain.append(Accumulator("lz::Max<R, L>", node.args, ("-lz::infinity<R>()",), ((node, "max("),)))
+        else:
+            online.setdefault(node.args[0], []).append(node)
+    return tuple(_online(logits, nodes) for logits, nodes in online.items()) + tuple(plain)
+
+
+def _online(logits: Node, nodes: list[Node]) -> Accumulator:
+    weights: list[Node] = []
+    results: list[tuple[Node, str]] = []
+    for node in nodes:
+        if node.op == "expsum":
+            results.append((node, f"mean({len(weights)}, "))
+            weights.append(node.args[1])
+        else:
+            results.append((node, f"{node.op}("))
+    padding = ("-lz::infinity<R>()", *("R(0)" for _ in weights))
+    return Accumulator(f"lz::Online<R, L, {len(weights)}>", (logits, *weights), padding, tuple(results))

@@ -1,0 +1,88 @@
+"""From a graph to plans: how many passes over the row, what each folds, what is kept for the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from losszoo.ir.algebra import canonical
+from losszoo.ir.autodiff import gradient
+from losszoo.ir.expr import REDUCTIONS, Extent, Node, topological
+from losszoo.ir.monoid import Accumulator, accumulators
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kernel: passes that fold the row, then values an item, then (backward) values a class."""
+
+    passes: tuple[tuple[Accumulator, ...], ...]
+    outputs: Mapping[str, Node]
+    state: tuple[Node, ...]  # reductions written by the forward, read by the backward
+
+    def nodes(self) -> list[Node]:
+        roots = [node for run in self.passes for acc in run for node in acc.inputs]
+        return list(topological([*roots, *self.outputs.values()]))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loss's forward and backward. `gradients` is the backward's mathematics before scheduling (for the interpreter)."""
+
+    outputs: Mapping[str, Node]
+    gradients: Mapping[Node, Node]
+    forward: Plan
+    backward: Plan
+    row: bool  # whether there is a class axis to reduce over
+
+
+def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool) -> Program:
+    """Differentiate the output `loss` with respect to the leaves `wrt`, and schedule both directions."""
+    gradients = gradient(outputs["loss"], wrt)
+    rewritten = canonical([*outputs.values(), *gradients.values()])
+    forward_outputs = {name: rewritten[node] for name, node in outputs.items()}
+    backward_outputs = {f"grad_{_name(leaf)}": rewritten[node] for leaf, node in gradients.items()}
+    computed = _reductions(forward_outputs.values())
+    needed = _reductions(backward_outputs.values())
+    state = tuple(node for node in _last_needed(backward_outputs.values(), computed) if node in set(computed))
+    forward = Plan(_passes(computed, frozenset()), forward_outputs, state)
+    missing = [node for node in needed if node not in set(state)]
+    backward = Plan(_passes(missing, frozenset(state)), backward_outputs, state)
+    return Program(outputs, gradients, forward, backward, row)
+
+
+def _name(leaf: Node) -> str:
+    name, component = leaf.attr
+    return name if component is None else f"{name}_{component}"
+
+
+def _reductions(roots) -> list[Node]:
+    return [node for node in topological(roots) if node.op in REDUCTIONS]
+
+
+def _last_needed(roots, computed: Sequence[Node]) -> list[Node]:
+    """The reductions met from the roots without looking behind one that the forward has computed."""
+    known, seen, found = set(computed), set(), []
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in known:
+            found.append(node)
+        else:
+            stack.extend(reversed(node.args))
+    return found
+
+
+def _passes(reductions: Sequence[Node], available: frozenset[Node]) -> tuple[tuple[Accumulator, ...], ...]:
+    """Group reductions by their depth: a pass can fold what needs only the passes before it."""
+    depth: dict[Node, int] = {}
+    for node in topological(reductions):
+        below = max((depth[a] for a in node.args), default=0) if node not in available else 0
+        depth[node] = below + (node.op in REDUCTIONS and node not in available)
+    count = max((depth[n] for n in reductions), default=0)
+    return tuple(accumulators([n for n in reductions if depth[n] == level]) for level in range(1, count + 1))
+
+
+__all__ = ["Extent", "Plan", "Program", "program"]

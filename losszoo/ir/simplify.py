@@ -1,0 +1,192 @@
+"""Rewrite rules. Each keeps the value for every input, nan and infinity included, so `0 * x` is no rule here.
+
+The rule that carries weight is the one for `where(c, a, 0) * b`: the product moves inside the selection, so an adjoint that
+is absent stays absent even where the factor is infinite. Autodiff leans on it (a selection never multiplies by 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from losszoo.ir.expr import ONE, ZERO, Extent, Node, Type, const, is_const
+
+
+def simplify(op: str, args: tuple[Node, ...], attr: object) -> Node | None:
+    """A simpler node of the same value, or None."""
+    if op in _FOLD and all(is_const(a) for a in args):
+        try:
+            return const(_FOLD[op](*(a.attr for a in args)))
+        except (ArithmeticError, ValueError):
+            return None  # what the machine's arithmetic gives (inf, nan) is the kernel's business
+    rule = _RULES.get(op)
+    return rule(*args) if rule else None
+
+
+_FOLD: dict[str, Callable] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "pow": lambda a, b: math.pow(a, b),
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": math.log,
+    "cos": math.cos,
+    "sin": math.sin,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+def _again(op: str, *args: Node) -> Node:
+    from losszoo.ir.build import apply
+
+    return apply(op, *args)
+
+
+def _masked(node: Node) -> bool:
+    """`where(c, a, 0)`: a value that is absent where c is false."""
+    return node.op == "where" and is_const(node.args[2], 0) and node.type is Type.REAL
+
+
+def _add(a: Node, b: Node) -> Node | None:
+    if is_const(a, 0):
+        return b
+    if is_const(b, 0):
+        return a
+    if b.op == "neg":
+        return _again("sub", a, b.args[0])
+    if a.op == "neg":
+        return _again("sub", b, a.args[0])
+    return None
+
+
+def _sub(a: Node, b: Node) -> Node | None:
+    if is_const(b, 0):
+        return a
+    if is_const(a, 0):
+        return _again("neg", b)
+    if b.op == "neg":
+        return _again("add", a, b.args[0])
+    return None
+
+
+def _mul(a: Node, b: Node) -> Node | None:
+    for x, y in ((a, b), (b, a)):
+        if is_const(x, 1):
+            return y
+        if is_const(x, -1):
+            return _again("neg", y)
+        if x.op == "neg":
+            return _again("neg", _again("mul", x.args[0], y))
+    for x, y in ((a, b), (b, a)):
+        if _masked(x):
+            c, value, zero = x.args
+            return _again("where", c, _again("mul", value, y), zero)
+    return None
+
+
+def _div(a: Node, b: Node) -> Node | None:
+    if is_const(b, 1):
+        return a
+    if a.op == "neg":
+        return _again("neg", _again("div", a.args[0], b))
+    if _masked(a):
+        c, value, zero = a.args
+        return _again("where", c, _again("div", value, b), zero)
+    return None
+
+
+def _neg(a: Node) -> Node | None:
+    if a.op == "neg":
+        return a.args[0]
+    if a.op == "sub":
+        return _again("sub", a.args[1], a.args[0])
+    if _masked(a):
+        c, value, zero = a.args
+        return _again("where", c, _again("neg", value), zero)
+    return None
+
+
+def _where(c: Node, a: Node, b: Node) -> Node | None:
+    if is_const(c):
+        return a if c.attr else b
+    if a is b:
+        return a
+    if c.op == "not":
+        return _again("where", c.args[0], b, a)
+    if a.op == "where" and a.args[0] is c:
+        return _again("where", c, a.args[1], b)
+    return None
+
+
+def _pow(a: Node, b: Node) -> Node | None:
+    if is_const(b, 1):
+        return a
+    if is_const(b, 2):
+        return _again("mul", a, a)
+    if is_const(b, 0):
+        return ONE  # torch: anything to the power 0 is 1, nan included
+    return None
+
+
+def _abs(a: Node) -> Node | None:
+    return _again("abs", a.args[0]) if a.op in ("neg", "abs") else None
+
+
+def _and(a: Node, b: Node) -> Node | None:
+    for x, y in ((a, b), (b, a)):
+        if is_const(x):
+            return y if x.attr else x
+    return a if a is b else None
+
+
+def _or(a: Node, b: Node) -> Node | None:
+    for x, y in ((a, b), (b, a)):
+        if is_const(x):
+            return x if x.attr else y
+    return a if a is b else None
+
+
+def _not(a: Node) -> Node | None:
+    if is_const(a):
+        return const(not a.attr)
+    return a.args[0] if a.op == "not" else None
+
+
+def _eq(a: Node, b: Node) -> Node | None:
+    return const(True) if a is b and a.type is Type.INT else None
+
+
+def _stop_gradient(a: Node) -> Node | None:
+    return a if a.op in ("const", "stop_gradient") or a.extent is Extent.UNIFORM else None
+
+
+def _real(a: Node) -> Node | None:
+    return a if a.type is Type.REAL else None
+
+
+_RULES: dict[str, Callable[..., Node | None]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "where": _where,
+    "pow": _pow,
+    "abs": _abs,
+    "and": _and,
+    "or": _or,
+    "not": _not,
+    "eq": _eq,
+    "stop_gradient": _stop_gradient,
+    "real": _real,
+}
+
+__all__ = ["ZERO", "simplify"]

@@ -1,0 +1,24 @@
+"""Losses of single logits against targets in [0, 1], as dense detectors use them."""
+
+from losszoo.spec import Elem, loss, maximum, sigmoid, softplus, where
+
+TINY = 1e-37  # see classification.TINY
+
+
+@loss(reduction="none")
+def sigmoid_focal_loss(inputs: Elem, targets: Elem, alpha: float = 0.25, gamma: float = 2.0):
+    """a_t (1 - p_t)**gamma * BCE(x, t), with p = sigmoid(x), p_t = p t + (1 - p)(1 - t), a_t = alpha t + (1 - alpha)(1 - t).
+
+    Targets may lie between 0 and 1. A negative alpha switches a_t off.
+
+    Source: Lin et al. 2017, Focal Loss for Dense Object Detection; torchvision.ops.sigmoid_focal_loss.
+    """
+    bce = targets * softplus(-inputs) + (1 - targets) * softplus(inputs)
+    hard = maximum(targets * sigmoid(-inputs) + (1 - targets) * sigmoid(inputs), TINY)
+    balance = where(alpha < 0, 1, alpha * targets + (1 - alpha) * (1 - targets))
+    return balance * hard**gamma * bce
+
+
+SigmoidFocalLoss = sigmoid_focal_loss.module("SigmoidFocalLoss")
+
+__all__ = ["SigmoidFocalLoss", "sigmoid_focal_loss"]

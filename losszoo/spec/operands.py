@@ -1,0 +1,94 @@
+"""What a spec's signature can say: the kinds of operands, the runtime parameters and the static choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from losszoo.ir.expr import Extent, Node, Type, leaf
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of operand: what it varies along, how many numbers one item of it has, whether it gets a gradient."""
+
+    name: str
+    extent: Extent
+    components: int | None = None  # None: a single value, with no axis for it
+    type: Type = Type.REAL
+    differentiable: bool = False
+    meaning: str = ""
+
+    def __or__(self, other: Kind) -> tuple[Kind, ...]:
+        return (self, other)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def leaves(self, operand: str) -> tuple[Node, ...]:
+        """The operand's values in the graph."""
+        if self is Scalar:
+            return (leaf("scalar", operand, Type.REAL, Extent.UNIFORM),)
+        components = [None] if self.components is None else range(self.components)
+        return tuple(leaf("operand", (operand, c), self.type, self.extent) for c in components)
+
+
+Row = Kind("Row", Extent.CLASS, differentiable=True, meaning="a vector along the class axis")
+Index = Kind("Index", Extent.ITEM, type=Type.INT, meaning="one class label a row")
+ClassWeight = Kind("ClassWeight", Extent.CLASS, meaning="one value a class")
+Elem = Kind("Elem", Extent.ITEM, differentiable=True, meaning="one value an element")
+Box = Kind("Box", Extent.ITEM, components=4, differentiable=True, meaning="four numbers a box")
+PerRow = Kind("PerRow", Extent.ITEM, meaning="one value a row")
+Scalar = Kind("Scalar", Extent.UNIFORM, meaning="one number on the device")
+
+
+class Tuple:
+    """`Tuple[k]`: k numbers an item."""
+
+    def __class_getitem__(cls, k: int) -> Kind:
+        if not isinstance(k, int) or k < 1:
+            raise TypeError(f"Tuple[k] takes a whole number of at least 1, got {k!r}")
+        return Kind(f"Tuple[{k}]", Extent.ITEM, components=k, differentiable=True, meaning=f"{k} numbers an item")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a static argument may take."""
+
+    values: tuple[object, ...]
+
+
+class Static:
+    """`Static[1, 2, 3]` or `Static["a", "b"]`: an argument that specialises the kernel, one of the values listed."""
+
+    def __class_getitem__(cls, values: object) -> Choices:
+        return Choices(values if isinstance(values, tuple) else (values,))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor argument. Where it may be left out, `default` is the number that stands for it."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    default: float | None = None
+
+    @property
+    def optional(self) -> bool:
+        return self.default is not None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A runtime number. Where it may be None, its presence specialises the kernel, never its value."""
+
+    name: str
+    default: float | None
+    required: bool = False
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class StaticArgument:
+    name: str
+    choices: tuple[object, ...]
+    default: object

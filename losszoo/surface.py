@@ -1,0 +1,113 @@
+"""From a spec to what people call: a plain function with the signature of the spec and the engine's arguments after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from losszoo.spec.declare import WEIGHT, Spec, declare
+from losszoo.spec.operands import Parameter, StaticArgument
+
+ENGINE_DOC = {
+    "box_format": 'box_format: "xyxy" (corners), "xywh" (corner and size) or "cxcywh" (centre and size).',
+    "ignore_index": "ignore_index: rows with this label have loss 0, gradient 0, and no place in the mean.",
+    "reduction": 'reduction: "none" (a loss an item), "mean" or "sum". All rows ignored: nan for the mean, with zero gradient.',
+    WEIGHT: "weight: a factor for each item's loss, broadcast to the loss's shape. It does not enter the mean's denominator.",
+    "normalizer": "normalizer: a number, or a tensor of one number on the device, in the place of the mean's denominator.",
+}
+RAISES = """TypeError, ValueError: an argument of the wrong type, shape or device, named with what was expected.
+IndexError: a label out of range, on the CPU; on CUDA that row's loss and gradient are nan (LOSSZOO_CHECK=1 raises)."""
+
+
+def loss(function: Callable | None = None, *, reduction: str = "mean") -> Callable:
+    """Declare a loss by the maths of its forward pass.
+
+        from losszoo.spec import Index, Row, log_softmax, loss
+
+        @loss
+        def my_loss(x: Row, y: Index):
+            return -log_softmax(x)[y]
+
+    The result is an ordinary differentiable function of tensors: my_loss(x, y, ignore_index=-100, reduction="mean", weight=None,
+    normalizer=None). `reduction` is its default. Raises SpecError, with file and line, for what the language cannot express.
+    """
+    if function is None:
+        return lambda f: loss(f, reduction=reduction)
+    return expose(declare(function, reduction))
+
+
+def expose(spec: Spec, output: str = "loss") -> Callable:
+    """The public function of a spec, for its loss or for another of its named outputs."""
+    engine = {"ignore_index": -100} if spec.labelled else {}
+    engine["reduction"] = spec.reduction
+    if not spec.own_weight:
+        engine[WEIGHT] = None
+    engine["normalizer"] = None
+    defaults = {a.name: a for a in (*spec.operands, *spec.parameters, *spec.statics)}
+    text = []
+    for i, name in enumerate(spec.order):
+        if i == spec.positional:
+            text.append("*")
+        text.append(name + _default(defaults[name]))
+    if spec.positional == len(spec.order) and not spec.open_ended:
+        text.append("*")
+    text += [f"{name}={value!r}" for name, value in engine.items()]
+    group = {
+        "operands": "".join(f"{o.name}, " for o in spec.operands),
+        "parameters": "".join(f"{p.name}, " for p in spec.parameters),
+        "statics": "".join(f"{s.name}, " for s in spec.statics),
+    }
+    body = f"_call(({group['operands']}), ({group['parameters']}), ({group['statics']})"
+    body += f", {'ignore_index' if spec.labelled else None}, reduction, {'None' if spec.own_weight else WEIGHT}, normalizer)"
+    scope = {"_call": _caller(spec, output)}
+    exec(f"def {spec.name}({', '.join(text)}):\n    return {body}", scope)  # noqa: S102  (as dataclasses make __init__)
+    function = scope[spec.name]
+    function.__module__ = spec.function.__module__
+    function.__qualname__ = spec.function.__qualname__
+    function.__doc__ = _documentation(spec, engine)
+    function.spec = spec
+
+    def module(name: str, **defaults: object) -> type:
+        from losszoo.modules import make_module
+
+        return make_module(function, name, defaults)
+
+    function.module = module
+    return function
+
+
+def _caller(spec: Spec, output: str) -> Callable:
+    def call(operands, parameters, statics, ignore_index, reduction, weight, normalizer):
+        # The runtime imports torch; a spec can be declared and rendered without it.
+        from losszoo.runtime.arguments import check
+        from losszoo.runtime.autograd import compute
+
+        return compute(check(spec, operands, parameters, statics, ignore_index, reduction, weight, normalizer, output))
+
+    return call
+
+
+def _default(argument: object) -> str:
+    if isinstance(argument, Parameter):
+        return "" if argument.required else f"={argument.default!r}"
+    if isinstance(argument, StaticArgument):
+        return f"={argument.default!r}"
+    if not argument.optional:
+        return ""
+    return f"={argument.default!r}" if argument.kinds[0].name == "Scalar" else "=None"
+
+
+def _documentation(spec: Spec, engine: dict) -> str:
+    lines = [spec.doc, "", "Arguments:"]
+    for o in spec.operands:
+        kinds = " or ".join(f"{k} ({k.meaning})" for k in o.kinds)
+        lines.append(f"    {o.name}: {kinds}{'; may be left out' if o.optional else ''}.")
+    names = [*(["box_format"] if any(s.name == "box_format" for s in spec.statics) else []), *engine]
+    lines += [f"    {ENGINE_DOC[n]}" for n in names]
+    if spec.row:
+        lines.append("Shapes: rows are (C), (N, C) or (N, C, d1, ...); one value a row has that shape without C, and so has the loss.")
+    elif any(k.components for o in spec.operands for k in o.kinds):
+        lines.append("Shapes: (..., k) for k numbers an item; the loss is (...).")
+    else:
+        lines.append("Shapes: any that broadcast together; the loss has the broadcast shape.")
+    lines.append("The loss of 16-bit operands is float32; of float64 operands, float64.")
+    return "\n".join([*lines, "Raises:", *(f"    {line}" for line in RAISES.splitlines())])
