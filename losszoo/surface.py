@@ -35,8 +35,8 @@ def loss(function: Callable | None = None, *, reduction: str = "mean") -> Callab
     return expose(declare(function, reduction))
 
 
-def expose(spec: Spec, output: str = "loss") -> Callable:
-    """The public function of a spec, for its loss or for another of its named outputs."""
+def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Callable:
+    """The public function of a spec, for its loss or for another of its named outputs, by kernels or by the interpreter."""
     engine = {"ignore_index": -100} if spec.labelled else {}
     engine["reduction"] = spec.reduction
     if not spec.own_weight:
@@ -58,7 +58,7 @@ def expose(spec: Spec, output: str = "loss") -> Callable:
     }
     body = f"_call(({group['operands']}), ({group['parameters']}), ({group['statics']})"
     body += f", {'ignore_index' if spec.labelled else None}, reduction, {'None' if spec.own_weight else WEIGHT}, normalizer)"
-    scope = {"_call": _caller(spec, output)}
+    scope = {"_call": _caller(spec, output, interpreted)}
     exec(f"def {spec.name}({', '.join(text)}):\n    return {body}", scope)  # noqa: S102  (as dataclasses make __init__)
     function = scope[spec.name]
     function.__module__ = spec.function.__module__
@@ -75,13 +75,13 @@ def expose(spec: Spec, output: str = "loss") -> Callable:
     return function
 
 
-def _caller(spec: Spec, output: str) -> Callable:
+def _caller(spec: Spec, output: str, interpreted: bool) -> Callable:
     def call(operands, parameters, statics, ignore_index, reduction, weight, normalizer):
         # The runtime imports torch; a spec can be declared and rendered without it.
         from losszoo.runtime.arguments import check
         from losszoo.runtime.autograd import compute
 
-        return compute(check(spec, operands, parameters, statics, ignore_index, reduction, weight, normalizer, output))
+        return compute(check(spec, operands, parameters, statics, ignore_index, reduction, weight, normalizer, output), interpreted)
 
     return call
 

@@ -33,7 +33,8 @@ def evaluate(torch, roots: Sequence[Node], leaves: Mapping[Node, object], frozen
             value = torch.full((1, 1), node.attr, dtype=dtype, device=reference.device)
         else:
             value = TABLE[node.op].torch(table, *(values[a] for a in node.args))
-        if frozen is not None and node.op == "stop_gradient":
+        # The shift of a softmax is no stop of the author's: it cancels, and moves with the rest.
+        if frozen is not None and node.op == "stop_gradient" and node.args[0].op != "peak":
             value = frozen.setdefault(node, value)
         values[node] = value
     return [values[root] for root in roots]

@@ -34,7 +34,9 @@ def forward(call: Call, operands: dict[str, Tensor], frozen: Frozen | None = Non
         return (total / denominator).to(call.real), denominator.to(call.real)
 
 
-def backward(call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...], grad: Tensor, denominator: Tensor | None) -> list[Tensor]:
+def backward(
+    call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...], grad: Tensor, denominator: Tensor | None, frozen: Frozen | None = None
+) -> list[Tensor]:
     """The gradients of the operands named, by the derived graph; differentiable once more."""
     with torch.autocast(grad.device.type, enabled=False):
         traced = call.spec.trace(call.choice)
@@ -43,7 +45,7 @@ def backward(call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...], grad
         if denominator is not None:
             grad = grad / denominator
         leaves[UPSTREAM] = grad.to(call.real).reshape(-1, 1).expand(call.rows, 1)
-        values = dict(zip(program.gradients, evaluate(torch, list(program.gradients.values()), leaves), strict=True))
+        values = dict(zip(program.gradients, evaluate(torch, list(program.gradients.values()), leaves, frozen), strict=True))
         ignored, stray = _label_masks(call, operands)
         return [_gradient(operands[n], traced.leaves[n], values, ignored, stray, call) for n in wrt]
 
