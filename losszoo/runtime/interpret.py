@@ -18,7 +18,7 @@ def forward(call: Call, operands: dict[str, Tensor], frozen: Frozen | None = Non
     """The loss, reduced, and the mean's denominator (None where nothing is divided)."""
     with torch.autocast(call.operands[call.differentiable[0]].device.type, enabled=False):
         traced = call.spec.trace(call.choice)
-        leaves = _leaves(call, operands)
+        leaves = leaf_values(call, operands)
         loss, counts = evaluate(torch, [traced.outputs["loss"], traced.outputs["counts"]], leaves, frozen)
         loss, counts = (v.expand(call.rows, 1) for v in (loss, counts))
         ignored, stray = _label_masks(call, operands)
@@ -41,7 +41,7 @@ def backward(
     with torch.autocast(grad.device.type, enabled=False):
         traced = call.spec.trace(call.choice)
         program = scheduled(call.spec, call.choice, wrt)
-        leaves = _leaves(call, operands)
+        leaves = leaf_values(call, operands)
         if denominator is not None:
             grad = grad / denominator
         leaves[UPSTREAM] = grad.to(call.real).reshape(-1, 1).expand(call.rows, 1)
@@ -61,7 +61,7 @@ def _gradient(operand: Tensor, leaves, values, ignored, stray, call: Call) -> Te
     return parts[0].reshape(shape).movedim(-1, class_axis(operand.ndim)).to(operand.dtype)
 
 
-def _leaves(call: Call, operands: dict[str, Tensor]) -> dict[Node, Tensor]:
+def leaf_values(call: Call, operands: dict[str, Tensor]) -> dict[Node, Tensor]:
     """Each leaf's values, as (rows, classes) with 1 where they do not vary."""
     device = operands[call.differentiable[0]].device
     leaves: dict[Node, Tensor] = {}
