@@ -29,3 +29,7 @@ class DriverError(LosszooError, RuntimeError):
 
 class FallbackWarning(UserWarning):
     """A loss runs in the interpreter because no kernel could be built."""
+
+
+class UsageError(LosszooError, ValueError):
+    """A command line asks for what there is not."""

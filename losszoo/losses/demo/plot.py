@@ -42,7 +42,7 @@ def draw(path: Path, ours: Classifier, torchs: Classifier, localisers: dict[str,
     _label(boxes, "Finding a digit: box losses", "loss, mean of 10 steps")
     boxes.legend(frameon=False)
 
-    handles = [Rectangle((0, 0), 1, 1, fill=False, edgecolor=INK, linestyle=":", label="truth")]
+    handles = [Rectangle((0, 0), 1, 1, fill=False, edgecolor=ORANGE, linestyle="--", label="truth")]
     handles += [
         Rectangle((0, 0), 1, 1, fill=False, edgecolor=color, label=name)
         for name, color in zip(localisers, (GREEN, BLUE))
@@ -69,8 +69,8 @@ def _smooth(curve: list[float], width: int = 10) -> list[float]:
 def _canvas(axes: Any, index: int, localisers: dict[str, Localiser]) -> None:
     """One held-out canvas with the true box and each localiser's."""
     first = next(iter(localisers.values()))
-    axes.imshow(first.canvases[index, 0], cmap="gray_r", extent=(0, CANVAS, CANVAS, 0))
-    _box(axes, first.boxes[index].tolist(), INK, ":")
+    axes.imshow(first.canvases[index, 0].numpy(), cmap="gray_r", extent=(0, CANVAS, CANVAS, 0))
+    _box(axes, first.boxes[index].tolist(), ORANGE, "--")
     for run, color in zip(localisers.values(), (GREEN, BLUE)):
         _box(axes, run.found[index].tolist(), color, "-")
     axes.set(xticks=[], yticks=[], xlim=(0, CANVAS), ylim=(CANVAS, 0))

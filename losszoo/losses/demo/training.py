@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def train(title: str, optimizer: torch.optim.Optimizer, losses: Iterable[Tensor]
     """
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], steps)
     curve = []
-    with tqdm(losses, f"{title:<36}", steps, unit="step", mininterval=0.5) as bar:
+    with _one_thread(), tqdm(losses, f"{title:<36}", steps, unit="step", mininterval=0.5) as bar:
         for loss in bar:
             optimizer.zero_grad()
             loss.backward()
@@ -25,3 +26,14 @@ def train(title: str, optimizer: torch.optim.Optimizer, losses: Iterable[Tensor]
             curve.append(loss.item())
             bar.set_postfix(loss=f"{curve[-1]:.4f}", refresh=False)
     return curve
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small are not worth sharing out, and threads that wait for each other crawl on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

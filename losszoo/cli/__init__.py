@@ -1,0 +1,49 @@
+"""The command `losszoo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import losszoo
+from losszoo.cli.demo import demo
+from losszoo.cli.show import print_list, show
+from losszoo.errors import LosszooError, UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (LosszooError, OSError) as error:
+        print(f"losszoo: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1  # 2 is argparse's status for a mistake in the command
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("losszoo", description="Loss functions compiled to fused kernels.")
+    parser.add_argument("--version", action="version", version=f"losszoo {losszoo.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("list", help="every loss: function, module, operands, formula")
+    command.set_defaults(run=lambda arguments: print_list())
+
+    command = commands.add_parser("show", help="a loss's signature and formula, or its rendered kernels")
+    command.add_argument("name", help="function or module, as `losszoo list` has it")
+    command.add_argument("--source", choices=("cuda", "cpu"), help="print the rendered kernels for this device")
+    command.set_defaults(run=lambda arguments: show(arguments.name, arguments.source))
+
+    command = commands.add_parser("demo", help="train on real digits beside torch, time every loss, draw a picture")
+    command.add_argument(
+        "--out", type=Path, default=Path("losszoo-demo.png"), help="the picture (default: %(default)s)"
+    )
+    command.set_defaults(run=lambda arguments: demo(arguments.out))
+    return parser

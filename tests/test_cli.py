@@ -1,0 +1,127 @@
+"""The command line, called as a person calls it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+import losszoo
+from losszoo import cli
+from losszoo.cli.show import zoo
+
+pytestmark = pytest.mark.cpu_only
+
+LOSSES = ("cross_entropy", "softmax_focal_loss", "sigmoid_focal_loss", "ciou_loss", "wiou_loss")
+
+
+def output(capsys: pytest.CaptureFixture[str], *command: str, status: int = 0) -> tuple[str, str]:
+    """What a command prints to its two streams, after its exit status was `status`."""
+    assert cli.main(command) == status
+    return capsys.readouterr()
+
+
+def test_as_a_program():
+    """`python -m losszoo` hands on arguments and exit status."""
+    command = [sys.executable, "-m", "losszoo"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"losszoo {losszoo.__version__}\n"
+    unknown = subprocess.run([*command, "show", "nonesuch"], capture_output=True, text=True)
+    assert unknown.returncode == 2 and unknown.stdout == ""
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = [sys.executable, "-m", "losszoo", "show", "cross_entropy", "--source", "cuda"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0
+
+
+def test_list_has_every_function_and_module(capsys):
+    table = output(capsys, "list")[0]
+    for name in (*LOSSES, *losszoo.losses.__all__):
+        assert re.search(rf"\b{name}\b", table), name
+    row = next(line for line in table.splitlines() if line.startswith("ciou_loss"))
+    assert re.fullmatch(r"ciou_loss +CIoULoss +pred: Box +1 - IoU \+ .*", row)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_show_gives_signature_and_documentation(capsys, name):
+    text = output(capsys, "show", name)[0]
+    function, modules = zoo()[name]
+    assert text.startswith(f"losszoo.{name}(")
+    assert function.__doc__ in text and modules
+    assert all(f"losszoo.{module.__name__}(" in text for module in modules)
+
+
+def test_show_finds_a_loss_by_its_module(capsys):
+    assert output(capsys, "show", "LabelSmoothingCrossEntropy") == output(capsys, "show", "cross_entropy")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_show_source_prints_the_kernels_after_a_comment(capsys, name):
+    host = output(capsys, "show", name, "--source", "cpu")[0]
+    device = output(capsys, "show", name, "--source", "cuda")[0]
+    assert "__global__" in device and "__global__" not in host
+    for text in host, device:
+        assert text.startswith(f"// losszoo.{name}(")
+        assert "forward(" in text and "backward(" in text and "#include <losszoo/math.h>" in text
+        comment = text.partition("#include")[0]
+        assert all(line.startswith("//") for line in comment.splitlines() if line)
+
+
+@pytest.mark.parametrize(
+    "name, hints",
+    [
+        ("ciou", ["ciou_loss", "CIoULoss"]),
+        ("crossentropy", ["cross_entropy", "CrossEntropyLoss"]),
+        ("wiou_los", ["wiou_loss"]),
+    ],
+)
+def test_an_unknown_loss_is_met_with_close_names(capsys, name, hints):
+    printed, said = output(capsys, "show", name, status=2)
+    assert printed == "" and f"no loss is called {name!r}; did you mean " in said
+    assert all(re.search(rf"\b{hint}\b", said) for hint in hints)
+
+
+def test_an_unlike_name_is_met_with_no_guess(capsys):
+    said = output(capsys, "show", "zzz", status=2)[1]
+    assert said == "losszoo: no loss is called 'zzz'. `losszoo list` names them all.\n"
+
+
+@pytest.mark.parametrize("command", [[], ["dance"], ["show"], ["show", "cross_entropy", "--source", "fortran"]])
+def test_a_malformed_command_exits_with_2(capsys, command):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(command)
+    assert exit.value.code == 2 and "usage: losszoo" in capsys.readouterr().err
+
+
+def test_the_demo_without_its_extra_says_what_to_install(capsys, monkeypatch, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("sklearn", "tqdm") else find(name))
+    said = output(capsys, "demo", "--out", str(tmp_path / "demo.png"), status=2)[1]
+    assert said == 'losszoo: the demo needs sklearn, tqdm: pip install "losszoo[demo]"\n'
+
+
+def test_the_demo_refuses_a_picture_in_no_folder(capsys, tmp_path):
+    said = output(capsys, "demo", "--out", str(tmp_path / "missing" / "demo.png"), status=2)[1]
+    assert said.count("\n") == 1 and "there is no folder" in said
+
+
+def test_a_short_demo(capsys, tmp_path):
+    """Fewer epochs, steps and rounds; still right that the curves agree and that both networks learn."""
+    from losszoo.losses import demo
+
+    picture = tmp_path / "demo.png"
+    demo.run(picture, epochs=8, steps=60, rounds=1)
+    text = capsys.readouterr().out
+    accuracies = [float(x) for x in re.findall(r"(?:losszoo|torch) ([\d.]+)%", text)]
+    assert len(accuracies) == 2 and min(accuracies) >= 80
+    assert float(re.search(r"difference of the loss curves +(\S+)", text)[1]) <= 1e-3
+    overlaps = [float(x) for x in re.findall(r"(?:CIoU|WIoU v3) ([\d.]+)", text)]
+    assert len(overlaps) == 2 and min(overlaps) >= 0.4
+    assert all(re.search(rf"{name}.*\d+\.\d+x", text) for name in LOSSES)
+    assert picture.read_bytes().startswith(b"\x89PNG")
