@@ -1,14 +1,16 @@
 // Elementary functions for float and double, with torch's answers at zero, infinity and nan.
 //
-// double: the platform's library. float on CUDA: the library too, but for pow and exp_fast. float on the CPU: inline
-// and free of branches, so that a plain loop over an array vectorises (sin and cos alone call the library). Bounds for
-// float on the CPU, in ulp of the result, where the hardware has a fused multiply-add (tests/csrc/test_math.py):
+// double: the platform's library. float on CUDA: the library too, but for exp_fast, log1p_unit and pow. float on the
+// CPU: inline and free of branches, so that a plain loop over an array vectorises (sin and cos alone call the library).
+// Bounds for float, in ulp of the result, where the hardware has a fused multiply-add (tests/csrc/test_math.py):
 //
-//   sqrt                                        0.5
-//   exp, log, log1p, expm1, atan, atan2         2
-//   asin, acos, tanh                            3
-//   pow                                         2 + |y log2(x)| / 3
-//   exp_fast                                    2 + |x| / 16, for the x <= 0 of a softmax only; 0 below -87.7
+//   sqrt                            0.5
+//   exp, log, log1p, expm1, atan    2
+//   sin, cos                        2
+//   asin, acos, atan2, tanh         3
+//   pow                             4 + |y log2(x)| / 3
+//   exp_fast                        2 + |x| / 16, on CUDA 3 + 4/3 |x|; only for x <= 0, as in a softmax; 0 below -87.4
+//   log1p_unit                      2; log1p for 0 <= x <= 1 only, as in a softplus
 #pragma once
 
 #include <losszoo/platform.h>
@@ -87,6 +89,7 @@ LZ_DOUBLE_1(atan)
 LZ_DOUBLE_2(atan2)
 LZ_DOUBLE_2(pow)
 LZ_FN double exp_fast(double x) { return exp(x); }
+LZ_FN double log1p_unit(double x) { return log1p(x); }
 
 LZ_FLOAT_1(sin)
 LZ_FLOAT_1(cos)
@@ -165,9 +168,9 @@ LZ_FN Expm1 expm1_parts(float x) {
 // atan(t) for 0 <= t <= 1
 LZ_FN float atan_unit(float t) {
     float z = t * t;
-    float p = poly8(z, z * z, 0.19998531f, -0.142640516f, 0.109511748f, -0.0840047523f, 0.0579065457f, -0.0311270021f,
-                    0.0108873611f, -0.0017875476f);
-    return fma(t * z, fma(p, z, -0.333332986f), t);
+    float p = poly8(z, z * z, -0.333331525f, 0.199937671f, -0.14211002f, 0.106657706f, -0.0755167082f, 0.0432049856f,
+                    -0.0163634513f, 0.00291951792f);
+    return fma(t * z, p, t);
 }
 
 // pi/2 - x and pi - x: the product of the two constants is pi/2 or pi to 45 bits, the fused multiply rounds once.
@@ -180,9 +183,27 @@ LZ_FN float asin_half(float s, float z) {
     return fma(s * z, p, s);
 }
 
+// 4^r for |r| <= 1/2
+LZ_FN float exp4(float r) {
+#if LZ_CUDA
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(r + r));
+    return y;
+#else
+    return horner(r, 1.0f, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
+                  0.0019107773f);
+#endif
+}
+
 }  // namespace detail
 
-// --- float: pow, on the CPU and on CUDA ------------------------------------------------------------------------------
+// --- float: the same on the CPU and on CUDA --------------------------------------------------------------------------
+
+LZ_FN float log1p_unit(float x) {
+    float p = detail::horner(x, -0.499999315f, 0.333304703f, -0.24958156f, 0.196931928f, -0.153490975f, 0.10670013f,
+                             -0.0575615279f, 0.0201503318f, -0.00330653763f);
+    return fma(x * x, p, x);
+}
 
 // log2(x) is carried in two floats, high + low, so that the error hardly grows with |y * log2(x)|.
 LZ_FN float pow(float x, float y) {
@@ -207,10 +228,7 @@ LZ_FN float pow(float x, float y) {
     t = detail::clamp(t, -152.0f, 130.0f);
     float z = fma(t, 0.5f, magic);
     float r = fma(t, 0.5f, magic - z);
-    r = fma(d, 0.5f, r);
-    float p = detail::horner(r, 1.0f, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f,
-                             0.0100133056f, 0.0019107773f);  // 4^r
-    float result = detail::scale4(p, z);
+    float result = detail::scale4(detail::exp4(fma(d, 0.5f, r)), z);
 
     bool integer = floor(y) == y;
     bool odd = integer & (floor(y * 0.5f) * 2.0f != y);
@@ -274,8 +292,7 @@ LZ_FN float log1p(float x) {
     float f = bit_cast<float>(bit_cast<int32>(x) - e) + fma(quarter, 0.25f, -1.0f);
     float y = fma(static_cast<float>(e), detail::ln2_scaled, detail::log1p_small(f));
     y = select(x < infinity<float>(), y, x);
-    y = select(x == -1, -infinity<float>(), y);
-    y = select(x < -1, nan<float>(), y);
+    y = select(x < -1, nan<float>(), y);  // at -1 the polynomial itself is -infinity, as f is -2^127
     return select(x == 0, x, y);
 }
 
