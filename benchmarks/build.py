@@ -1,0 +1,96 @@
+"""How long a loss makes its first caller wait: `python benchmarks/build.py`. Exits with 1 where a bar is missed.
+
+Every figure is the median over new processes. The clock starts when torch, losszoo, the inputs and (on a GPU) the CUDA context
+are there, and stops when the first gradient is: "cold" with an empty kernel cache, "warm" with what the cold run left in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROUNDS = 3
+BARS = {("cold", "cpu"): 1500.0, ("cold", "cuda"): 600.0, ("warm", "cpu"): 30.0, ("warm", "cuda"): 30.0}  # milliseconds
+IMPORT_BAR = 150.0
+LOSSES = ("cross_entropy", "softmax_focal_loss", "sigmoid_focal_loss", "ciou_loss", "wiou_loss")
+
+
+def first_result(name: str, device: str) -> float:
+    """In a new process: milliseconds from the call to the gradient."""
+    import torch
+
+    import losszoo
+
+    torch.manual_seed(0)
+    if name in ("cross_entropy", "softmax_focal_loss"):
+        input, target = torch.randn(128, 1000), torch.randint(1000, (128,))
+    elif name == "sigmoid_focal_loss":
+        input, target = torch.randn(1000, 80), torch.rand(1000, 80).round()
+    else:
+        corner = torch.rand(1000, 2)
+        input, target = (torch.cat([corner, corner + torch.rand(1000, 2)], 1) for _ in range(2))
+    input, target = input.to(device).requires_grad_(), target.to(device)
+    torch.autograd.grad(input.exp().mean(), input)  # torch's own first time
+
+    begin = time.perf_counter()
+    loss = getattr(losszoo, name)(input, target)
+    torch.autograd.grad(loss, input, torch.ones_like(loss))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def imports() -> float:
+    """In a new process: milliseconds that `import losszoo` adds to `import torch`."""
+    import torch  # noqa: F401
+
+    begin = time.perf_counter()
+    import losszoo  # noqa: F401
+
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def devices() -> list[str]:
+    """In a new process, as the parent would otherwise hold a CUDA context: where to measure."""
+    import torch
+
+    return ["cpu"] + ["cuda"] * torch.cuda.is_available()
+
+
+def in_new_process(function: str, *arguments: str, **environment: str) -> object:
+    command = [sys.executable, __file__, function, *arguments]
+    result = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(result.stdout)
+
+
+def main() -> int:
+    missed = 0
+
+    def report(what: str, figures: list[float], bar: float) -> None:
+        nonlocal missed
+        figure = statistics.median(figures)
+        missed += figure > bar
+        print(f"{what:<36}{figure:9.1f} ms   (at most {bar:.0f}){'   MISSED' * (figure > bar)}", flush=True)
+
+    report("import losszoo after import torch", [in_new_process("imports") for _ in range(2 * ROUNDS + 1)], IMPORT_BAR)
+    for device in in_new_process("devices"):
+        for name in LOSSES:
+            cold, warm = [], []
+            for _ in range(ROUNDS):
+                with tempfile.TemporaryDirectory() as cache:
+                    cold.append(in_new_process("first_result", name, device, LOSSZOO_CACHE_DIR=cache))
+                    warm.append(in_new_process("first_result", name, device, LOSSZOO_CACHE_DIR=cache))
+            report(f"{name}, {device}, cold", cold, BARS["cold", device])
+            report(f"{name}, {device}, warm", warm, BARS["warm", device])
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
