@@ -104,14 +104,21 @@ LZ_FN float clamp(float x, float low, float high) {
     return select(high < x, high, x);
 }
 
-// Polynomials, the lowest coefficient first. horner takes the fewest operations; poly8 evaluates in pairs (Estrin),
+// Polynomials, the lowest coefficient first. horner takes the fewest operations; the others evaluate in pairs (Estrin),
 // which shortens the chain of dependent operations: in a fused loop that matters more than the two it adds.
 LZ_FN float horner(float, float a) { return a; }
 template <class... Rest> LZ_FN float horner(float x, float a, Rest... rest) { return fma(horner(x, rest...), x, a); }
+
 LZ_FN float poly8(float x, float x2, float a, float b, float c, float d, float e, float f, float g, float h) {
     float low = fma(fma(d, x, c), x2, fma(b, x, a));
     float high = fma(fma(h, x, g), x2, fma(f, x, e));
     return fma(high, x2 * x2, low);
+}
+
+LZ_FN float one_plus_poly7(float x, float a, float b, float c, float d, float e, float f, float g) {
+    float x2 = x * x;
+    float high = fma(fma(fma(g, x, f), x2, fma(e, x, d)), x2, fma(c, x, b));
+    return horner(x, 1.0f, a, high);
 }
 
 // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, from where a shift by 23 makes an exponent.
@@ -190,8 +197,8 @@ LZ_FN float exp4(float r) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(r + r));
     return y;
 #else
-    return horner(r, 1.0f, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
-                  0.0019107773f);
+    return one_plus_poly7(r, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
+                          0.0019107773f);
 #endif
 }
 
@@ -200,9 +207,10 @@ LZ_FN float exp4(float r) {
 // --- float: the same on the CPU and on CUDA --------------------------------------------------------------------------
 
 LZ_FN float log1p_unit(float x) {
-    float p = detail::horner(x, -0.499999315f, 0.333304703f, -0.24958156f, 0.196931928f, -0.153490975f, 0.10670013f,
-                             -0.0575615279f, 0.0201503318f, -0.00330653763f);
-    return fma(x * x, p, x);
+    float x2 = x * x;
+    float p = detail::poly8(x, x2, 0.333304703f, -0.24958156f, 0.196931928f, -0.153490975f, 0.10670013f, -0.0575615279f,
+                            0.0201503318f, -0.00330653763f);
+    return fma(x2, fma(p, x, -0.499999315f), x);
 }
 
 // log2(x) is carried in two floats, high + low, so that the error hardly grows with |y * log2(x)|.
@@ -264,8 +272,8 @@ LZ_FN float exp(float x) {
     float m = magic - z;  // -round(x / ln 4)
     float r = fma(m, 1.3862915f, x);
     r = fma(m, 2.85721364e-6f, r);
-    float p = detail::horner(r, 1.0f, 1.0f, 0.500000358f, 0.16666618f, 0.041661229f, 0.0083359303f, 0.00141047535f,
-                             0.000196305773f);
+    float p = detail::one_plus_poly7(r, 1.0f, 0.500000358f, 0.16666618f, 0.041661229f, 0.0083359303f, 0.00141047535f,
+                                     0.000196305773f);
     return detail::scale4(p, z);
 }
 
