@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from losszoo.runtime.arguments import check_options
 from losszoo.spec.declare import WEIGHT
 from losszoo.spec.operands import ClassWeight, Scalar
 
@@ -77,7 +78,9 @@ def make_module(function: Callable, name: str, defaults: dict[str, object]) -> t
         for buffer in kept:
             value = bound.arguments.pop(buffer)
             self.register_buffer(buffer, value if isinstance(value, Tensor) or value is None else torch.tensor(float(value)))
-        self._options = dict(bound.arguments)
+        self._options = options = dict(bound.arguments)
+        parameters, statics = (tuple(options[a.name] for a in group) for group in (spec.parameters, spec.statics))
+        check_options(spec, parameters, statics, options.get("ignore_index"), options["reduction"])
 
     __init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters])
     members = {

@@ -39,7 +39,8 @@ def check(
     input is written. Values that `stop_gradient` stops stay as they are in the numerical derivatives.
 
     ranges: the values to draw for an operand or parameter, such as {"t": (0.0, 1.0)}; else Row, Elem and Tuple lie in (-5, 5),
-        PerRow in (0, 1), boxes are proper boxes, and a parameter takes its default.
+        PerRow in (0, 1), boxes are proper boxes, and a parameter takes its default (0.1 to 0.4 where it
+        has none, or is off by default).
     """
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
@@ -111,8 +112,9 @@ def _draw(spec: Spec, choice: Choice, dtype, layout: str, shape, reduction: str,
             operands.append(_laid_out(value, layout).requires_grad_() if kind.differentiable else value)
     parameters = []
     for parameter, present in zip(spec.parameters, choice.present, strict=True):
-        low, high = ranges.get(parameter.name, (parameter.default,) * 2 if parameter.default is not None else (0.5, 2.0))
-        parameters.append(low + (high - low) * float(torch.rand((), generator=generator)) if present else None)
+        usual = (0.1, 0.4) if parameter.off or parameter.required else (parameter.default,) * 2
+        low, high = ranges.get(parameter.name, usual)
+        parameters.append(low + (high - low) * float(torch.rand((), generator=generator)) if present else parameter.off[0])
     ignore = -100 if spec.labelled else None
     return check_arguments(spec, tuple(operands), tuple(parameters), choice.statics, ignore, reduction, None, None)
 

@@ -11,7 +11,12 @@
 
 namespace lz {
 
+// GCC unrolls a short loop before it looks for vectors, unless it is told that there are some.
+#if LZ_CUDA
 #define LZ_LANES for (int l = 0; l < L; ++l)
+#else
+#define LZ_LANES _Pragma("omp simd") for (int l = 0; l < L; ++l)
+#endif
 
 template <class R, int L>
 struct Sum {
@@ -20,8 +25,11 @@ struct Sum {
   LZ_METHOD Sum() { LZ_LANES total[l] = R(0); }
 
   LZ_METHOD void fold(int groups, const R* v) {
+    R sums[L];
+    LZ_LANES sums[l] = total[l];
     LZ_UNROLL
-    for (int g = 0; g < groups; ++g) LZ_LANES total[l] += v[g * L + l];
+    for (int g = 0; g < groups; ++g) LZ_LANES sums[l] += v[g * L + l];
+    LZ_LANES total[l] = sums[l];
   }
 
   template <int O>
@@ -29,7 +37,7 @@ struct Sum {
 
   LZ_METHOD Sum<R, 1> whole() const {
     Sum<R, 1> w;
-    LZ_LANES w.merge(0, *this, l);
+    for (int l = 0; l < L; ++l) w.merge(0, *this, l);
     return w;
   }
 
@@ -53,7 +61,7 @@ struct Max {
 
   LZ_METHOD Max<R, 1> whole() const {
     Max<R, 1> w;
-    LZ_LANES w.merge(0, *this, l);
+    for (int l = 0; l < L; ++l) w.merge(0, *this, l);
     return w;
   }
 
@@ -78,23 +86,25 @@ struct Online {
   template <class... F>
   LZ_METHOD void fold(int groups, const R* x, const F*... weights) {
     const R* const f[] = {weights..., x};
-    R peak[L], s[L];
+    R peak[L], sums[N + 1][L];  // local, so that they live in registers
     LZ_LANES peak[l] = top[l];
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES peak[l] = x[g * L + l] > peak[l] ? x[g * L + l] : peak[l];
     LZ_LANES {
-      s[l] = shift(peak[l]);
-      const R rescale = exp(top[l] - s[l]);
+      const R rescale = exp_fast(top[l] - shift(peak[l]));
       top[l] = peak[l];
-      mass[l] *= rescale;
-      for (int n = 0; n < N; ++n) weighted[n][l] *= rescale;
+      peak[l] = shift(peak[l]);
+      for (int n = 0; n < N; ++n) sums[n][l] = weighted[n][l] * rescale;
+      sums[N][l] = mass[l] * rescale;
     }
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES {
-      const R e = exp(x[g * L + l] - s[l]);
-      mass[l] += e;
-      for (int n = 0; n < N; ++n) weighted[n][l] += e * f[n][g * L + l];
+      const R e = exp_fast(x[g * L + l] - peak[l]);
+      for (int n = 0; n < N; ++n) sums[n][l] += e * f[n][g * L + l];
+      sums[N][l] += e;
     }
+    LZ_LANES mass[l] = sums[N][l];
+    for (int n = 0; n < N; ++n) LZ_LANES weighted[n][l] = sums[n][l];
   }
 
   template <int O>
@@ -108,13 +118,13 @@ struct Online {
 
   LZ_METHOD Online<R, 1, N> whole() const {
     Online<R, 1, N> w;
-    LZ_LANES w.top[0] = top[l] > w.top[0] ? top[l] : w.top[0];
+    for (int l = 0; l < L; ++l) w.top[0] = top[l] > w.top[0] ? top[l] : w.top[0];
     R rescale[L];
-    LZ_LANES rescale[l] = exp(top[l] - shift(w.top[0]));
-    LZ_LANES w.mass[0] += mass[l] * rescale[l];
+    LZ_LANES rescale[l] = exp_fast(top[l] - shift(w.top[0]));
+    for (int l = 0; l < L; ++l) w.mass[0] += mass[l] * rescale[l];
     for (int n = 0; n < N; ++n) {
       w.weighted[n][0] = R(0);
-      LZ_LANES w.weighted[n][0] += weighted[n][l] * rescale[l];
+      for (int l = 0; l < L; ++l) w.weighted[n][0] += weighted[n][l] * rescale[l];
     }
     return w;
   }

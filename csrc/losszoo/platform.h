@@ -55,6 +55,14 @@ template <class T> LZ_FN T nan() {
         return bit_cast<double>(0x7ff8000000000000ull);
 }
 
+// The smallest normal number.
+template <class T> LZ_FN T smallest() {
+    if constexpr (is_same<T, float>)
+        return bit_cast<float>(0x00800000u);
+    else
+        return bit_cast<double>(0x0010000000000000ull);
+}
+
 // c ? a : b, both computed. On the CPU as bit masks, of which GCC makes one blend: of chained ?: it makes branches and
 // threads their jumps, and then the loop around them does not vectorise, or drags a dozen masks along.
 template <class T> LZ_FN T select(bool c, T a, T b) {

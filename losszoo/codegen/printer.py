@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from losszoo.ir.expr import POSITION, REDUCTIONS, Extent, Node, Type, topological
 from losszoo.ir.primitives import TABLE
 
-_C_TYPE = {Type.REAL: "R", Type.INT: "lz::int64", Type.BOOL: "bool"}
+C_TYPE = {Type.REAL: "R", Type.INT: "lz::int64", Type.BOOL: "bool"}
 
 
 class Scope:
@@ -34,7 +34,7 @@ class Scope:
                 continue
             name = f"t{self.count}"
             self.count += 1
-            lines.append(f"const {_C_TYPE[node.type]} {name} = {self._expression(node)};")
+            lines.append(f"const {C_TYPE[node.type]} {name} = {self._expression(node)};")
             self.names[node] = name
         return lines
 

@@ -1,16 +1,47 @@
-"""The Jinja2 templates. They own loops, memory and barriers, and no maths."""
+"""Source text from the Jinja2 templates. They own loops, memory and barriers, and no maths."""
 
 from __future__ import annotations
 
-from functools import cache
-
-import jinja2
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 from losszoo import paths
 
+TEMPLATES = {"cpp": "cpu/{lowering}.cpp.j2", "cuda": "cuda/{lowering}.cu.j2"}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A source (see losszoo.jit.Source) that is rendered when it has to be compiled, and not to be found in the cache.
+
+    Loading Jinja2 and rendering take longer than all the rest of a warm start.
+    """
+
+    name: str
+    language: str
+    context: dict
+
+    @cached_property
+    def identity(self) -> str:
+        return json.dumps([self.language, self.context]) + _templates_text()
+
+    @cached_property
+    def text(self) -> str:
+        template = _environment().get_template(TEMPLATES[self.language].format(**self.context))
+        lines = template.render(k=self.context).splitlines()
+        return "\n".join(line for line in lines if line.strip()) + "\n"
+
 
 @cache
-def _environment() -> jinja2.Environment:
+def _templates_text() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(paths.templates().rglob("*.j2")))
+
+
+@cache
+def _environment():
+    import jinja2
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.templates()),
         undefined=jinja2.StrictUndefined,
@@ -18,8 +49,3 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-
-
-@cache
-def template(name: str) -> jinja2.Template:
-    return _environment().get_template(name)

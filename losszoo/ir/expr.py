@@ -56,12 +56,13 @@ def const(value: float | int | bool) -> Node:
 
 
 def leaf(op: str, attr: object, type: Type, extent: Extent) -> Node:
-    """An input: `operand` (attr: name and component), `param`, `scalar`, `upstream`, `classes` or `position`."""
+    """An input: `operand` (attr: name and component), `param`, `scalar`, `upstream`, `classes`, `smallest` or `position`."""
     return intern(op, (), attr, type, extent)
 
 
 ZERO, ONE, TWO = const(0.0), const(1.0), const(2.0)
 CLASSES = leaf("classes", None, Type.INT, Extent.UNIFORM)
+SMALLEST = leaf("smallest", None, Type.REAL, Extent.UNIFORM)  # the smallest normal number of the precision computed in
 POSITION = leaf("position", None, Type.INT, Extent.CLASS)
 UPSTREAM = leaf("upstream", None, Type.REAL, Extent.ITEM)
 

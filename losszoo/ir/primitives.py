@@ -149,7 +149,7 @@ _ROWS = (
         "where",
         lambda t, c, x, y: t.where(c, x, y),
         lambda n, g: (None, b.where(n.args[0], g, ZERO), b.where(n.args[0], ZERO, g)),
-        "{0} ? {1} : {2}",
+        "lz::select({0}, {1}, {2})",
         edges="adjoints are selected, never multiplied by 0",
     ),
     _compare("lt", "{0} < {1}"),

@@ -36,7 +36,7 @@ _EXPECTED_ARCH = {"cpp": "None (this machine)", "cuda": 'an architecture such as
 def _digest(source: Source, arch: str | None, toolchain: Toolchain) -> str:
     """Everything that decides the artefact's bytes; length-prefixed, so that no two lists of parts read the same."""
     digest = hashlib.sha256()
-    for part in (str(SCHEMA), source.text, _headers_digest(), *toolchain.flags, toolchain.identity, arch or ""):
+    for part in (str(SCHEMA), source.identity, _headers_digest(), *toolchain.flags, toolchain.identity, arch or ""):
         data = part.encode(errors="surrogateescape")  # paths may hold any bytes
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Losses of predicted boxes against target boxes. Coordinates may have any unit: the losses do not depend on scale."""
 
 from losszoo.spec import (
-    Box, Scalar, Static, atan2, center_distance2, exp, hull_diagonal2, intersection, loss, pi, ratio, running_mean, stop_gradient, union,
+    Box, Scalar, Static, atan2, center_distance2, clamp, exp, hull_diagonal2, intersection, loss, pi, ratio, running_mean, stop_gradient, union,
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def wiou_loss(
     """
     iou_loss = 1 - ratio(intersection(pred, target), union(pred, target), eps)
     attention = exp(ratio(center_distance2(pred, target), stop_gradient(hull_diagonal2(pred, target)), eps))
-    outlier = stop_gradient(iou_loss) / iou_mean
+    outlier = clamp(stop_gradient(iou_loss), min=0) / iou_mean  # rounding may leave IoU a little above 1
     if version == 1:
         focus = 1
     elif version == 2:

@@ -1,24 +1,23 @@
 """Losses of a row of logits against a class label or a distribution over classes."""
 
+from losszoo.losses.focal import power
 from losszoo.spec import (
-    ClassWeight, Index, Row, classes, counts, expectation, expm1, is_label, log_softmax, logsumexp, loss, maximum, sum, tanh, where,
+    ClassWeight, Index, Row, Zero, classes, counts, expectation, expm1, is_label, log_softmax, logsumexp, loss, sum, tanh, where,
 )  # fmt: skip
-
-# 1 - p is kept from 0, where a power below 1 has an infinite slope. Below this it changes no loss: CE itself is that small.
-TINY = 1e-37
 
 
 def _smoothed(logp, target, weight, label_smoothing):
     """(1 - s) * CE + s * (mean over the classes of -w * logp); a part whose coefficient is 0 is absent, also where it is infinite."""
-    hard = where(label_smoothing < 1, -expectation(weight * logp, target), 0)
-    smooth = where(label_smoothing > 0, -sum(weight * logp) / classes(logp), 0)
+    weighted = where(weight == 0, 0, weight * logp)
+    hard = where(label_smoothing < 1, -expectation(weighted, target), 0)
+    smooth = where(label_smoothing > 0, -sum(weighted) / classes(logp), 0)
     return (1 - label_smoothing) * hard + label_smoothing * smooth
 
 
 @loss
 def cross_entropy(
     input: Row, target: Index | Row, weight: ClassWeight = 1,
-    *, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    *, label_smoothing: float | Zero = 0.0, z_loss: float | Zero = 0.0, softcap: float | None = None,
 ):  # fmt: skip
     """-w[y] log softmax(x)[y], or -sum(w t log softmax(x)) for probabilities t.
 
@@ -36,7 +35,7 @@ def cross_entropy(
 
 @loss
 def softmax_focal_loss(
-    input: Row, target: Index, gamma: float = 2.0, weight: ClassWeight = 1, *, label_smoothing: float = 0.0
+    input: Row, target: Index, gamma: float = 2.0, weight: ClassWeight = 1, *, label_smoothing: float | Zero = 0.0
 ):
     """(1 - p[y])**gamma * CE(x, y), with p = softmax(x) and CE the cross-entropy with class weights and smoothing.
 
@@ -45,8 +44,7 @@ def softmax_focal_loss(
     Source: Lin et al. 2017, Focal Loss for Dense Object Detection, for exclusive classes.
     """
     logp = log_softmax(input)
-    easy = maximum(-expm1(logp[target]), TINY)
-    return easy**gamma * _smoothed(logp, target, weight, label_smoothing)
+    return power(-expm1(logp[target]), gamma) * _smoothed(logp, target, weight, label_smoothing)
 
 
 CrossEntropyLoss = cross_entropy.module("CrossEntropyLoss")

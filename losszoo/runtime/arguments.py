@@ -28,7 +28,7 @@ class Call:
     choice: Choice
     operands: Mapping[str, Tensor]
     kinds: Mapping[str, Kind]
-    numbers: tuple[float, ...]  # the runtime parameters that are not None
+    numbers: tuple[float, ...]  # the runtime parameters that are on
     ignore_index: int
     reduction: str
     normalizer: Tensor | None
@@ -56,12 +56,7 @@ def check(
     normalizer: object, output: str = "loss",
 ) -> Call:  # fmt: skip
     """Turn the arguments of a public function into a Call, or raise TypeError or ValueError."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: got {reduction!r}, expected 'none', 'mean' or 'sum'")
-    for static, value in zip(spec.statics, statics, strict=True):
-        if value not in static.choices:
-            raise ValueError(f"{static.name}: got {value!r}, expected one of {', '.join(map(repr, static.choices))}")
-    numbers_, present = _parameters(spec, parameters)
+    numbers_, present = check_options(spec, parameters, statics, ignore_index, reduction)
     tensors: dict[str, Tensor] = {}
     kinds: dict[str, Kind] = {}
     chosen: list[Kind | None] = []
@@ -91,23 +86,35 @@ def check(
     if normalizer is not None:
         normalizer = _normalizer(normalizer, reduction, device, real)
     choice = Choice(tuple(chosen), tuple(statics), present, weight is not None, output)
-    if spec.labelled and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
-        raise TypeError(f"ignore_index: got {describe(ignore_index)}, expected a whole number")
     return Call(
         spec, choice, tensors, kinds, numbers_, ignore_index if spec.labelled else -1, reduction, normalizer, real, shape, classes
     )
 
 
+def check_options(
+    spec: Spec, parameters: tuple, statics: tuple, ignore_index: object, reduction: object
+) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    """Check what is no tensor; give the runtime parameters as numbers, and which of them are on."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: got {reduction!r}, expected 'none', 'mean' or 'sum'")
+    for static, value in zip(spec.statics, statics, strict=True):
+        if value not in static.choices:
+            raise ValueError(f"{static.name}: got {value!r}, expected one of {', '.join(map(repr, static.choices))}")
+    if spec.labelled and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+        raise TypeError(f"ignore_index: got {describe(ignore_index)}, expected a whole number")
+    return _parameters(spec, parameters)
+
+
 def _parameters(spec: Spec, values: tuple) -> tuple[tuple[float, ...], tuple[bool, ...]]:
     given = []
     for parameter, value in zip(spec.parameters, values, strict=True):
-        if value is None and parameter.nullable:
+        if not isinstance(value, Tensor) and not parameter.on(value):
             continue
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             hint = "; a tensor would have to be read back from the device" if isinstance(value, Tensor) else ""
-            raise TypeError(f"{parameter.name}: got {describe(value)}, expected a number{' or None' * parameter.nullable}{hint}")
+            raise TypeError(f"{parameter.name}: got {describe(value)}, expected a number{' or None' * (None in parameter.off)}{hint}")
         given.append(float(value))
-    return tuple(given), tuple(value is not None for value in values)
+    return tuple(given), tuple(p.on(v) for p, v in zip(spec.parameters, values, strict=True))
 
 
 def _kind(operand, value: object) -> Kind:
@@ -151,7 +158,9 @@ def _shapes(spec: Spec, tensors: dict[str, Tensor], kinds: dict[str, Kind], lead
     for name, kind in kinds.items():
         value = tensors[name]
         if kind is Row and value.shape != x.shape:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {tuple(x.shape)} like {leader}")
+            labels = any(o.name == name and Index in o.kinds for o in spec.operands)
+            hint = f", or whole numbers of shape {tuple(shape)} as class labels" if labels else ""
+            raise ValueError(f"{name}: got {describe(value)}, expected shape {tuple(x.shape)} like {leader}{hint}")
         if kind is ClassWeight and value.shape != (classes,):
             raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected ({classes},): one value a class")
         if kind is Scalar and value.numel() != 1:

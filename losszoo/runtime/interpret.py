@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from losszoo.codegen.kernel import scheduled
-from losszoo.ir.expr import CLASSES, POSITION, UPSTREAM, Extent, Node, Type, leaf
+from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, UPSTREAM, Extent, Node, Type, leaf
 from losszoo.ir.interpreter import Frozen, evaluate
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import raise_stray
@@ -79,6 +79,7 @@ def leaf_values(call: Call, operands: dict[str, Tensor]) -> dict[Node, Tensor]:
     for name, number in zip(given, call.numbers, strict=True):
         leaves[leaf("param", name, Type.REAL, Extent.UNIFORM)] = torch.full((1, 1), number, dtype=call.real, device=device)
     leaves[CLASSES] = torch.full((1, 1), call.classes, device=device)
+    leaves[SMALLEST] = torch.full((1, 1), torch.finfo(call.real).tiny, dtype=call.real, device=device)
     leaves[POSITION] = torch.arange(call.classes, device=device).reshape(1, -1)
     return leaves
 

@@ -16,7 +16,7 @@ from losszoo.ir.expr import Extent, Node, Type, const, leaf
 from losszoo.spec.geometry import FORMATS, BoxExpr
 from losszoo.spec.maths import Expr, _node
 from losszoo.spec.operands import (
-    Box, Choices, ClassWeight, Elem, Index, Kind, Operand, Parameter, PerRow, Row, Scalar, StaticArgument,
+    Box, Choices, ClassWeight, Elem, Index, Kind, Operand, Parameter, PerRow, Row, Scalar, StaticArgument, Zero,
 )  # fmt: skip
 
 WEIGHT = "weight"  # the engine's own operand: a factor an item, multiplied into the loss
@@ -52,11 +52,11 @@ def running_mean(scalar: Expr, e: object) -> RunningMean:
 
 @dataclass(frozen=True)
 class Choice:
-    """What specialises a trace: the kind of each operand given (None: left out), static values, which parameters are not None."""
+    """What specialises a trace: the kind of each operand given (None: left out), static values, which parameters are on."""
 
     kinds: tuple[Kind | None, ...]
     statics: tuple[object, ...]
-    present: tuple[bool, ...]
+    present: tuple[bool, ...]  # which parameters are not off
     weighted: bool = False
     output: str = "loss"
 
@@ -102,12 +102,12 @@ class Spec:
 
     def default_choice(self) -> Choice:
         kinds = tuple(None if o.optional and o.kinds != (Scalar,) else o.kinds[0] for o in self.operands)
-        return Choice(kinds, tuple(s.default for s in self.statics), tuple(not p.nullable for p in self.parameters))
+        return Choice(kinds, tuple(s.default for s in self.statics), tuple(p.on(p.default) for p in self.parameters))
 
     def choices(self) -> list[Choice]:
         """Every way to specialise the spec, for declaration-time checks and for building ahead."""
         kinds = [((None,) if o.optional and o.kinds != (Scalar,) else ()) + o.kinds for o in self.operands]
-        present = [(False, True) if p.nullable else (True,) for p in self.parameters]
+        present = [(False, True) if p.off else (True,) for p in self.parameters]
         statics = [s.choices for s in self.statics]
         return [Choice(*c) for c in itertools.product(*(list(itertools.product(*x)) for x in (kinds, statics, present)))]
 
@@ -134,7 +134,7 @@ class Spec:
                 arguments[operand.name] = tuple(Expr(n) for n in nodes)
         for parameter, present in zip(self.parameters, choice.present, strict=True):
             node = leaf("param", parameter.name, Type.REAL, Extent.UNIFORM)
-            arguments[parameter.name] = Expr(node) if present else None
+            arguments[parameter.name] = Expr(node) if present else parameter.off[0]
         outputs, running = self._outputs(self._run(arguments))
         if choice.output != "loss":
             outputs = {"loss": outputs[choice.output], "counts": const(1.0)}
@@ -247,12 +247,12 @@ def _argument(p: inspect.Parameter, refuse: Callable[[str], SpecError]) -> Opera
             raise refuse(f"operand {p.name!r}: its default must be the number that stands for it when it is left out, got {default!r}")
         return Operand(p.name, kinds, None if default is None else float(default))
     options = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) else {annotation}
-    if options in ({float}, {float, type(None)}):
-        nullable = type(None) in options
+    off = {type(None): None, Zero: 0.0}
+    if float in options and options <= {float, *off} and len(options) <= 2:
         if default is not None and not number:
             raise refuse(f"parameter {p.name!r}: its default must be a number, got {default!r}")
-        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, nullable)
+        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, tuple(off[o] for o in options if o is not float))
     raise refuse(
         f"argument {p.name!r}: cannot be a {annotation!r}; possible are Row, Index, ClassWeight, Elem, Box, Tuple[k], PerRow, Scalar, "
-        "float, float | None and Static[...]"
+        "float, float | None, float | Zero and Static[...]"
     )

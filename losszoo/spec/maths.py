@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from losszoo.errors import SpecError
 from losszoo.ir import build as b
-from losszoo.ir.expr import CLASSES, ONE, POSITION, ZERO, Extent, Node, Type, const
+from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, ZERO, Extent, Node, Type, const
 
 pi = math.pi
 
@@ -207,4 +207,5 @@ def _row(x: object, function: str) -> Node:
     return node
 
 
-ABSENT = Expr(ONE)
+smallest = Expr(SMALLEST)
+"""The smallest normal number of the precision that the kernel computes in."""

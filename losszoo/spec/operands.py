@@ -77,14 +77,21 @@ class Operand:
         return self.default is not None
 
 
+class Zero:
+    """`float | Zero`: a runtime number that switches a part of the loss off at 0. That kernel is built without the part."""
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """A runtime number. Where it may be None, its presence specialises the kernel, never its value."""
+    """A runtime number: its value never specialises the kernel, but whether it is at its off value (None or 0) does."""
 
     name: str
     default: float | None
     required: bool = False
-    nullable: bool = False
+    off: tuple[None | float, ...] = ()
+
+    def on(self, value: object) -> bool:
+        return not any(value is off or value == off for off in self.off)
 
 
 @dataclass(frozen=True)

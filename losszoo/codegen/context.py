@@ -1,0 +1,168 @@
+"""What a template is given: the statements of each scope as text, the operands, the argument struct. Plain data, no nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from losszoo.codegen.printer import C_TYPE, Scope, needed
+from losszoo.codegen.storage import SIZE, STORAGE
+from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, UPSTREAM, Extent, Node, Type
+from losszoo.ir.monoid import Accumulator
+from losszoo.ir.schedule import Plan
+from losszoo.spec.operands import ClassWeight, Row, Scalar
+
+if TYPE_CHECKING:
+    from losszoo.codegen.kernel import Kernel
+
+
+def context(kernel: Kernel, language: str) -> dict:
+    """The data that a kernel's template is rendered with, in a language."""
+    form = kernel.form
+    tiled = language == "cpp" and form.lowering == "columns"
+    data = {
+        "name": kernel.spec.name,
+        "lowering": form.lowering,
+        "headers": ["math", "item", "monoid", "device" if language == "cuda" else "host"],
+        "real": STORAGE[form.real],
+        "dense": form.dense,
+        "chunk": _chunk(kernel),
+        "fields": [{"c": f.c, "name": f.name} for f in kernel.fields],
+        "rows": [{"name": n, "c": STORAGE[kernel.storage[n]]} for n in kernel.names(Row)],
+        "class_weights": kernel.names(ClassWeight),
+        "per_item": [_item(kernel, n) for n in kernel.item_operands],
+        "labels": kernel.labels,
+        "scalars": kernel.names(Scalar),
+        "parameters": kernel.parameters,
+    }
+    forward, backward = _Printed(kernel, kernel.program.forward, tiled), _Printed(kernel, kernel.program.backward, tiled)
+    return data | {"forward": forward.loss(), "backward": backward.gradients(), "grads": backward.grads}
+
+
+def _item(kernel: Kernel, name: str) -> dict:
+    """An operand with one value (or a few components) an item, and where they lie."""
+    leaves = kernel.traced.leaves[name]
+    packed = kernel.form.lowering == "items" and kernel.form.dense
+    components = []
+    for i, leaf in enumerate(leaves):
+        place = f"* {len(leaves)} + {i}" if packed else f"* a.s_{name}_item + {i} * a.s_{name}_component"
+        at = {"address": f"a.p_{name} + row {place}", "at_first": f"a.p_{name} + first {place}"}
+        components.append({"suffix": _suffix(leaf), **at})
+    return {"name": name, "components": components, "value": C_TYPE[leaves[0].type]}
+
+
+def _chunk(kernel: Kernel) -> int:
+    """Classes or items that a CUDA thread takes at once: sixteen bytes of an operand, one if they are scattered."""
+    if kernel.form.lowering == "columns":
+        return 4
+    if not kernel.form.dense:
+        return 1
+    if kernel.form.lowering == "rows":
+        return 16 // min(SIZE[kernel.storage[n]] for n in kernel.names(Row))
+    widest = max(SIZE[kernel.storage[n]] * len(kernel.traced.leaves[n]) for n in kernel.item_operands)
+    return max(1, 16 // widest)
+
+
+class _Printed:
+    """One direction of a kernel as text: what is computed once, once an item, and once a class in each pass."""
+
+    def __init__(self, kernel: Kernel, plan: Plan, tiled: bool) -> None:
+        self.kernel, self.plan = kernel, plan
+        self.backward = plan is kernel.program.backward
+        self.lane = "l" if tiled else "0"
+        self.tiled = tiled
+        self.roots = [*(n for run in plan.passes for acc in run for n in acc.inputs), *plan.outputs.values(), *plan.state]
+        uniform = Scope(self._leaves(), Extent.UNIFORM)
+        self.text: dict = {"uniform": uniform.emit(self.roots), "state": [f"s{i}" for i in range(len(plan.state))]}
+        self.item = uniform.inner(Extent.ITEM)
+        # A tile (CPU columns) keeps what a loop over its lanes computes for the loops after it.
+        self.kept: list[dict] = []
+        self.text["stages"] = stages = []
+        results: list[dict] = []
+        for number, run in enumerate(plan.passes):
+            stage = self._section(results, first=number == 0) | {"body_kept": list(self.kept)}
+            body = self.item.inner(Extent.CLASS)
+            inputs = [n for acc in run for n in acc.inputs]
+            stage |= {"loads": self._loads(inputs, body), "body": body.emit(inputs), "accumulators": []}
+            results = []
+            for i, acc in enumerate(run):
+                name = f"acc{number}_{i}"
+                stage["accumulators"].append(self._accumulator(name, acc, body))
+                results += self._results(name, acc)
+            stage["results"] = [line["line"] for line in results]
+            stages.append(stage)
+        self.text |= self._section(results, first=not stages) | {"final_kept": self.kept}
+
+    def loss(self) -> dict:
+        outputs = self.plan.outputs
+        return self.text | {
+            "loss": self.item.text(outputs["loss"]),
+            "counts": self.item.text(outputs["counts"]),
+            "state": [self.item.text(n) for n in self.plan.state],
+        }
+
+    def gradients(self) -> dict:
+        body = self.item.inner(Extent.CLASS)
+        leaves = self.kernel.program.gradients
+        along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
+        self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
+        self.grads = []
+        outputs = iter(self.plan.outputs.values())
+        for name in self.kernel.form.wrt:
+            row = self.kernel.traced.leaves[name][0].extent is Extent.CLASS
+            scope = body if row else self.item
+            components = [self._selected(scope.text(next(outputs))) for _ in self.kernel.traced.leaves[name]]
+            self.grads.append({"name": name, "row": row, "c": STORAGE[self.kernel.storage[name]], "components": components})
+        self.text["per_item"] = any(not g["row"] for g in self.grads)
+        return self.text
+
+    def _selected(self, text: str) -> dict:
+        """A gradient, and what it is where rows are not skipped: 0 for an ignored row, nan for a stray label."""
+        selected = f"ignored ? R(0) : stray ? lz::nan<R>() : {text}" if self.kernel.labels else text
+        return {"text": text, "selected": selected}
+
+    def _leaves(self) -> dict[Node, str]:
+        names: dict[Node, str] = {CLASSES: "classes", POSITION: "(base + k)", SMALLEST: "lz::smallest<R>()"}
+        for name, leaves in self.kernel.traced.leaves.items():
+            for leaf in leaves:
+                names[leaf] = f"u_{name}" if leaf.op == "scalar" else f"v_{name}{_suffix(leaf)}"
+        for node in self.plan.nodes():
+            if node.op == "param":
+                names[node] = f"u_{node.attr}"
+        if self.backward:
+            names[UPSTREAM] = "upstream"
+            names |= {node: f"s{i}" for i, node in enumerate(self.plan.state)}
+        return names
+
+    def _section(self, results: list[dict], first: bool) -> dict:
+        """The statements of the item scope that can be computed by now, after the results of the pass before."""
+        before, known = list(self.kept), set(self.item.names)
+        lines = self.item.emit(self.roots)
+        if self.tiled:
+            lines = [r["line"] for r in results] + lines
+            self.kept += results
+            if first and self.backward:
+                self.kept += [{"c": "R", "name": n} for n in ("upstream", *self.text["state"])]
+            self.kept += [{"c": C_TYPE[n.type], "name": t} for n, t in self.item.names.items() if n not in known]
+        return {"item": {"lines": lines, "defines": self.kept[len(before) :]}, "kept": before, "first": first}
+
+    def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
+        return {"name": name, "type": acc.monoid, "inputs": [body.text(n) for n in acc.inputs], "padding": list(acc.padding)}
+
+    def _results(self, name: str, acc: Accumulator) -> list[dict]:
+        results = []
+        for node, projection in acc.results:
+            result = f"r{len(self.item.names)}"
+            self.item.names[node] = result
+            results.append({"c": "R", "name": result, "line": f"const R {result} = {name}.{projection}{self.lane});"})
+        return results
+
+    def _loads(self, roots: Iterable[Node], scope: Scope) -> list[str]:
+        """The operands with a class axis that the roots read, beside what the scope knows."""
+        known = {n: t for n, t in scope.names.items() if n.extent < Extent.CLASS}
+        return [n.attr[0] for n in needed(roots, known) if n.op == "operand"]
+
+
+def _suffix(leaf: Node) -> str:
+    component = leaf.attr[1] if leaf.op == "operand" else None
+    return "" if component is None else f"_{component}"
