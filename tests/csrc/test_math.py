@@ -61,11 +61,11 @@ def pairs() -> list[Tensor]:
     return [v.flatten() for v in torch.meshgrid(specials(), specials(), indexing="ij")]
 
 
-def sweep(stride: int = 16381) -> Tensor:
+def sweep(stride: int = 32749) -> Tensor:
     """Floats of every exponent and sign, evenly over the bit patterns; denser where losses live."""
     patterns = torch.arange(-(2**31), 2**31, stride, dtype=torch.int64).to(torch.int32).view(torch.float32)
     generator = torch.Generator().manual_seed(0)
-    near = [torch.randn(30_000, generator=generator) * scale for scale in (0.1, 1, 10, 50)]
+    near = [torch.randn(15_000, generator=generator) * scale for scale in (0.1, 1, 10, 50)]
     return torch.cat([patterns, *near, specials()])
 
 
