@@ -15,7 +15,39 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("none", "mean", "sum")
 FORMATS = ("xyxy", "xywh", "cxcywh")
 
-dtypes = st.sampled_from(DTYPES)
+F64, F32, F16, BF16 = DTYPES
+# What specialises a kernel, paired so that every two settings meet: all combinations would compile for many minutes.
+ROW_FORMS = (  # dtype, probabilities with a gradient or not (None: labels), class weights, soft cap
+    (F64, None, True, True),
+    (F64, True, True, False),
+    (F64, False, False, True),
+    (F32, None, True, False),
+    (F32, None, False, True),
+    (F32, True, False, False),
+    (F16, None, True, False),
+    (F16, False, True, True),
+    (BF16, None, False, False),
+    (BF16, True, True, True),
+)
+FOCAL_FORMS = tuple((dtype, None, weighted, False) for dtype in DTYPES for weighted in (True, False))
+ELEMENT_FORMS = (  # dtype, weighted, gradient of the targets
+    *((dtype, both, both) for dtype in DTYPES for both in (True, False)),
+    (F32, True, False),
+    (F32, False, True),
+)
+BOX_FORMS = (  # dtype, box format, version (of Wise-IoU), weighted, gradient of the targets
+    (F64, "xyxy", 1, True, True),
+    (F64, "xywh", 3, False, True),
+    (F64, "cxcywh", 2, True, False),
+    (F32, "xyxy", 3, True, False),
+    (F32, "xywh", 2, True, True),
+    (F32, "cxcywh", 1, False, True),
+    (F16, "xyxy", 2, False, True),
+    (F16, "cxcywh", 3, True, True),
+    (BF16, "xywh", 1, False, False),
+    (BF16, "xyxy", 3, False, True),
+)
+
 layouts = st.sampled_from(LAYOUTS)
 seeds = st.integers(0, 2**31 - 1)
 classes = st.sampled_from([1, 2, 3, 4, 7, 8, 16, 19, 32, 33, 63, 100, 257, 1000, 1025])
@@ -95,20 +127,26 @@ def labels_for(x: Tensor, ignore_index: int, ignored: float, rng: torch.Generato
     return labels.masked_fill(torch.rand(labels.shape, generator=rng) < ignored, ignore_index)
 
 
+def form_of(forms: tuple, double: bool) -> st.SearchStrategy[tuple]:
+    return st.sampled_from([form for form in forms if form[0] == F64] if double else forms)
+
+
 @st.composite
-def row_calls(draw: st.DrawFn, *, focal: bool = False) -> Call:
+def row_calls(draw: st.DrawFn, *, focal: bool = False, double: bool = False) -> Call:
     rng = generator(draw(seeds))
-    dtype, shape = draw(dtypes), draw(row_shapes())
-    kind = draw(st.sampled_from(["normal", "normal", "offset", "below", "saturated", "equal", "masked"]))
+    dtype, soft, weighted, capped = draw(form_of(FOCAL_FORMS if focal else ROW_FORMS, double))
+    shape = draw(row_shapes())
+    kinds = ["normal", "offset", "below", "saturated", "equal"]
+    if not soft:  # the gradient of a probability is the logit's -log p, infinite there
+        kinds.append("masked")
+    kind = draw(st.sampled_from(kinds))
     layout = {"input": draw(layouts), "target": draw(layouts)}
     x = arrange(logits(kind, shape, rng).to(dtype), layout["input"])
     axis = 1 if len(shape) > 1 else 0
     smoothing = 0.0 if kind == "masked" else draw(st.sampled_from([0.0, 0.0, 0.1, 1.0]))
     options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": draw(st.sampled_from(REDUCTIONS))}
     ignore_index = draw(st.sampled_from([-100, -1, 0, 255]))
-    probabilities = not focal and draw(st.booleans())
-    target_grad = probabilities and kind != "masked" and draw(st.booleans())
-    if probabilities:
+    if soft is not None:
         q = torch.rand(shape, generator=rng, dtype=torch.float64).masked_fill(x.isinf(), 0)
         q = (q / q.sum(axis, keepdim=True)).masked_fill(torch.rand(shape, generator=rng) < 0.2, 0)
         target = q.to(dtype)
@@ -119,7 +157,7 @@ def row_calls(draw: st.DrawFn, *, focal: bool = False) -> Call:
     if layout["target"] == "expanded" and kind == "masked":
         layout["target"] = layout["input"]  # so that no label moves onto a masked class
     tensors = {"input": x, "target": target}
-    if draw(st.booleans()):
+    if weighted:
         weight = torch.rand(shape[axis], generator=rng, dtype=torch.float64) + 0.1
         if shape[axis] > 2:
             weight[-1] = 0
@@ -128,10 +166,10 @@ def row_calls(draw: st.DrawFn, *, focal: bool = False) -> Call:
         options["gamma"] = draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5]))
     else:
         options["z_loss"] = draw(st.sampled_from([0.0, 0.0, 1e-4]))
-        options["softcap"] = draw(st.sampled_from([None, None, 30.0]))
+        options["softcap"] = 30.0 if capped else None
     if options["reduction"] == "mean" and draw(st.booleans()):
         options["normalizer"] = draw(normalizers())
-    return Call(tensors, options, ("input", "target") if target_grad else ("input",), layout)
+    return Call(tensors, options, ("input", "target") if soft else ("input",), layout)
 
 
 @st.composite
@@ -141,9 +179,9 @@ def normalizers(draw: st.DrawFn) -> float | Tensor:
 
 
 @st.composite
-def elementwise_calls(draw: st.DrawFn) -> Call:
+def elementwise_calls(draw: st.DrawFn, *, double: bool = False) -> Call:
     rng = generator(draw(seeds))
-    dtype = draw(dtypes)
+    dtype, weighted, both = draw(form_of(ELEMENT_FORMS, double))
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 16, 33]), max_size=3).map(tuple))
     kind = draw(st.sampled_from(["normal", "saturated", "extreme"]))
     x = 4 * torch.randn(shape, generator=rng, dtype=torch.float64)
@@ -155,7 +193,7 @@ def elementwise_calls(draw: st.DrawFn) -> Call:
     t = torch.rand(shape, generator=rng, dtype=torch.float64)
     t = t.clamp(0.01, 0.99) if soft else t.round()
     tensors = {"inputs": x.to(dtype), "targets": t.to(dtype)}
-    if draw(st.booleans()):
+    if weighted:
         tensors["weight"] = torch.rand(shape, generator=rng, dtype=torch.float64).to(dtype)
     layout = {name: draw(layouts) for name in tensors}
     options: dict[str, Any] = {
@@ -165,7 +203,7 @@ def elementwise_calls(draw: st.DrawFn) -> Call:
     }
     if options["reduction"] == "mean" and draw(st.booleans()):
         options["normalizer"] = draw(normalizers())
-    return Call(tensors, options, ("inputs", "targets") if draw(st.booleans()) else ("inputs",), layout)
+    return Call(tensors, options, ("inputs", "targets") if both else ("inputs",), layout)
 
 
 BOX_KINDS = ("random", "identical", "nested", "disjoint", "touching", "huge", "tiny", "flat", "point")
@@ -205,24 +243,24 @@ def from_corners(boxes: Tensor, box_format: str) -> Tensor:
 
 
 @st.composite
-def box_calls(draw: st.DrawFn, *, wise: bool = False, kinds: tuple[str, ...] = BOX_KINDS) -> Call:
+def box_calls(draw: st.DrawFn, *, wise: bool = False, double: bool = False, kinds: tuple[str, ...] = BOX_KINDS) -> Call:
     rng = generator(draw(seeds))
-    dtype, box_format = draw(dtypes), draw(st.sampled_from(FORMATS))
+    dtype, box_format, version, weighted, both = draw(form_of(BOX_FORMS, double))
     shape = draw(st.sampled_from([(), (1,), (2,), (5,), (64,), (301,), (2, 3), (0,), (2, 0)]))
     pair = box_pairs(draw(st.sampled_from(kinds)), torch.Size(shape).numel(), rng)
     if dtype == torch.float16:  # no overflow of a gradient of 1 / side
         pair = tuple(b * 100 if b.numel() and b.abs().max() < 0.01 else b for b in pair)
     pred, target = (from_corners(b, box_format).view(*shape, 4).to(dtype) for b in pair)
     tensors = {"pred": pred, "target": target}
-    if draw(st.booleans()):
+    if weighted:
         tensors["weight"] = torch.rand(shape, generator=rng, dtype=torch.float64).to(dtype)
     layout = {name: draw(layouts) for name in tensors}
     options: dict[str, Any] = {"box_format": box_format, "reduction": draw(st.sampled_from(REDUCTIONS))}
     if wise:
-        options["version"] = draw(st.sampled_from([1, 2, 3]))
+        options["version"] = version
         mean = draw(st.sampled_from([1.0, 0.3]))
         options["iou_mean"] = torch.tensor(mean) if draw(st.booleans()) else mean
         options |= draw(st.sampled_from([{}, {"alpha": 1.7, "delta": 2.7, "gamma": 1.5}]))
     if options["reduction"] == "mean" and draw(st.booleans()):
         options["normalizer"] = draw(normalizers())
-    return Call(tensors, options, ("pred", "target") if draw(st.booleans()) else ("pred",), layout)
+    return Call(tensors, options, ("pred", "target") if both else ("pred",), layout)

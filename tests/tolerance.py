@@ -53,7 +53,7 @@ def assert_close(actual: Tensor, expected: Tensor, error: Tensor | float, what: 
 class Errors(NamedTuple):
     """Elementwise bounds on the error of the unreduced loss, and of its gradient in both operands before any upstream.
 
-    Where `smooth` is False the loss has a kink or a pole: the gradient can only be bounded, by `size` and `target_size`.
+    Where `smooth` is False the loss has a kink or a pole: the gradient is only bounded, by `size` and `target_size`.
     """
 
     loss: Tensor
@@ -74,7 +74,7 @@ def _class_axis(input: Tensor) -> int:
 
 
 def _coefficients(input: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, ignore_index: int) -> Tensor:
-    """w_c q_c in the shape of the input."""
+    """|w_c q_c| in the shape of the input."""
     axis = _class_axis(input)
     if target.is_floating_point():
         q = target
@@ -82,7 +82,7 @@ def _coefficients(input: Tensor, target: Tensor, weight: Tensor | None, smoothin
         kept = target != ignore_index
         q = F.one_hot(torch.where(kept, target, 0), input.shape[axis]).movedim(-1, axis).double() * kept.unsqueeze(axis)
     q = q * (1 - smoothing) + smoothing / max(input.shape[axis], 1) * (q.sum(axis, keepdim=True) > 0)
-    return q if weight is None else q * weight.view([-1 if i == axis else 1 for i in range(input.dim())])
+    return (q if weight is None else q * weight.view([-1 if i == axis else 1 for i in range(input.dim())])).abs()
 
 
 def cross_entropy(
@@ -96,7 +96,7 @@ def cross_entropy(
     softcap: float | None = None,
     ignore_index: int = -100,
 ) -> Errors:
-    """Loss: maximum, exp, sum, log and products (12 operations, the sum's apart) on terms that all have one sign.
+    """Loss: maximum, exp, sum, log and products (12 operations, the sum's apart) on terms of one sign.
 
     log p_c is off by eps (1 + log C + |log p_c|), so p_c by p_c times that; a soft cap adds its own size to each logit.
     """
@@ -116,7 +116,7 @@ def cross_entropy(
     grad = off * total + coefficient + 2 * z_loss * (lse.abs() * off + slack * p)
     target_grad = (-logp + slack) * (1 - label_smoothing)
     if weight is not None:
-        target_grad = target_grad * weight.view([-1 if i == axis else 1 for i in range(input.dim())])
+        target_grad = target_grad * weight.abs().view([-1 if i == axis else 1 for i in range(input.dim())])
     return Errors(ops * loss, ops * grad, ops * target_grad)
 
 
@@ -159,22 +159,25 @@ def sigmoid_focal_loss(
 ) -> Errors:
     """16 operations, and gamma |log(1 - p_t)| more for the power; relative throughout where a target is 0 or 1.
 
-    Between 0 and 1, the cross-entropy may cancel in x - x t, and terms of both signs meet in the gradient.
+    Between 0 and 1, the cross-entropy may cancel in x - x t, and terms of both signs meet in the gradient. 1 - p_t is a
+    float itself: below the smallest normal one it may be flushed to 0.
     """
     p, r = torch.sigmoid(inputs), torch.sigmoid(-inputs)
     soft = (targets > 0) & (targets < 1)
     miss = p * (1 - targets) + r * targets
-    entropy = F.softplus(inputs) * (1 - targets) + F.softplus(-inputs) * targets + soft * inputs.abs()
+    entropy = -F.logsigmoid(-inputs) * (1 - targets) - F.logsigmoid(inputs) * targets + soft * inputs.abs()
     balance = torch.ones_like(p) if alpha < 0 else alpha * targets + (1 - alpha) * (1 - targets)
     log_miss = torch.where(soft, miss.log(), torch.where(targets > 0.5, F.logsigmoid(-inputs), F.logsigmoid(inputs)))
     ops = (16 + gamma * log_miss.abs()) * eps(dtype)
     power = torch.ones_like(p) if gamma == 0 else miss**gamma
     slope = torch.zeros_like(p) if gamma == 0 else gamma * torch.where(miss > 0, miss ** (gamma - 1), 0.0)
+    tiny = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).tiny
+    flushed = torch.where(miss < tiny, power if gamma == 0 else (miss + tiny) ** gamma, 0.0) * balance * inputs.abs()
     loss = balance * power * entropy
     grad = balance * (power * miss + entropy * slope * p * r)
     target_grad = (abs(2 * alpha - 1) if alpha >= 0 else 0.0) * power * entropy
     target_grad = target_grad + balance * (power * inputs.abs() + entropy * slope)
-    return Errors(ops * loss, ops * grad, ops * target_grad)
+    return Errors(ops * loss, ops * grad, ops * target_grad + flushed)
 
 
 class BoxScale(NamedTuple):

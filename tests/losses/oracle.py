@@ -30,7 +30,7 @@ def run(fn: Callable[..., Tensor], call: Call, device: str = "cpu", **overrides:
     tensors = call.place(device)
     for name in call.differentiable:
         tensors[name].requires_grad_()
-    loss = fn(**tensors, **call.place_options(device), **overrides)
+    loss = fn(**tensors, **{**call.place_options(device), **overrides})
     grads = torch.autograd.grad(loss, [tensors[name] for name in call.differentiable], upstream_for(loss))
     return Result(loss.detach().cpu(), tuple(grad.cpu() for grad in grads))
 
@@ -90,6 +90,8 @@ def compare(name: str, call: Call, actual: Result, expected: Result, *, kinks: b
         share = upstream_for(expected.loss).abs() / divisor.abs().where(divisor != 0, 1.0)
         loss_error = (errors.loss.nan_to_num(0.0, 0.0).sum() + adding * finite.sum()) / divisor.abs()
     tolerance.assert_close(actual.loss, expected.loss, loss_error, "loss")
+    if divisor == 0 and rows.any():
+        return  # kept rows whose weights are all 0: torch's gradient is nan, and no better answer is promised
     if share.dim():
         share = share.unsqueeze(int(call.tensors["input"].dim() > 1)) if name in LABELLED else share
         share = share.unsqueeze(-1) if name in ("ciou_loss", "wiou_loss") else share

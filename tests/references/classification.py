@@ -21,12 +21,13 @@ def _rows(input: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Ten
 
 
 def _smoothed_rows(logits: Tensor, probabilities: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
-    """-sum_c w_c q_c log p_c, where a class with w_c q_c = 0 has no term."""
+    """-sum_c w_c q_c log p_c, where 0 log 0 is 0."""
     classes = logits.shape[-1]
     mixed = probabilities * (1 - label_smoothing) + label_smoothing / max(classes, 1)
     coefficient = mixed if weight is None else mixed * weight
     logp = torch.log_softmax(logits, -1)
-    return -torch.where(coefficient == 0, 0.0, coefficient * torch.where(coefficient == 0, 0.0, logp)).sum(-1)
+    absent = (coefficient == 0) & logp.isinf()
+    return -(coefficient * logp.masked_fill(absent, 0.0)).sum(-1)
 
 
 def cross_entropy(
@@ -68,6 +69,7 @@ def softmax_focal_loss(
 ) -> Tensor:
     """(1 - p_y) ** gamma times the cross-entropy (Lin et al., 2017); 1 - p_y is summed from the other classes."""
     logits, onehot, kept = _rows(input, target, ignore_index)
+    logits = logits - logits.detach().amax(-1, keepdim=True)  # logsumexp's own digits would drown the small differences
     others = torch.logsumexp(logits.masked_fill(onehot.bool(), -torch.inf), -1)
     log_miss = others - torch.logsumexp(logits, -1)
     rows = _smoothed_rows(logits, onehot, weight, label_smoothing)

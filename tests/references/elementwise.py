@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,8 +18,8 @@ def sigmoid_focal_loss(
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
     """torchvision.ops.sigmoid_focal_loss; 1 - p_t is a sum of products, never a difference: good for |inputs| < 700."""
-    miss = torch.sigmoid(inputs) * (1 - targets) + torch.sigmoid(-inputs) * targets
-    entropy = F.softplus(inputs) * (1 - targets) + F.softplus(-inputs) * targets
+    miss = F.logsigmoid(inputs).exp() * (1 - targets) + F.logsigmoid(-inputs).exp() * targets  # exact slopes too
+    entropy = -F.logsigmoid(-inputs) * (1 - targets) - F.logsigmoid(inputs) * targets  # softplus is linear from 20
     loss = entropy if gamma == 0 else miss**gamma * entropy
     if alpha >= 0:
         loss = (alpha * targets + (1 - alpha) * (1 - targets)) * loss
