@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -95,11 +96,13 @@ class _Printed:
 
     def loss(self) -> dict:
         outputs = self.plan.outputs
-        return self.text | {
+        self.text |= {
             "loss": self.item.text(outputs["loss"]),
             "counts": self.item.text(outputs["counts"]),
             "state": [self.item.text(n) for n in self.plan.state],
         }
+        self._forget([self.text["loss"], self.text["counts"], *self.text["state"]])
+        return self.text
 
     def gradients(self) -> dict:
         body = self.item.inner(Extent.CLASS)
@@ -114,6 +117,7 @@ class _Printed:
             components = [self._selected(scope.text(next(outputs))) for _ in self.kernel.traced.leaves[name]]
             self.grads.append({"name": name, "row": row, "c": STORAGE[self.kernel.storage[name]], "components": components})
         self.text["per_item"] = any(not g["row"] for g in self.grads)
+        self._forget([*self.text["body"], *(c["text"] for g in self.grads for c in g["components"])])
         return self.text
 
     def _selected(self, text: str) -> dict:
@@ -145,6 +149,24 @@ class _Printed:
                 self.kept += [{"c": "R", "name": n} for n in ("upstream", *self.text["state"])]
             self.kept += [{"c": C_TYPE[n.type], "name": t} for n, t in self.item.names.items() if n not in known]
         return {"item": {"lines": lines, "defines": self.kept[len(before) :]}, "kept": before, "first": first}
+
+    def _forget(self, last: list[str]) -> None:
+        """Of what a tile keeps, leave what the loops after it use. `last` is the text of the last of them."""
+
+        def reads(kept: list[dict], lines: Iterable[str]) -> list[dict]:
+            words = set(re.findall(r"\w+", " ".join(lines)))
+            return [d for d in kept if d["name"] in words]
+
+        sections = [*self.text["stages"], self.text]
+        for stage in self.text["stages"]:
+            inputs = [i for acc in stage["accumulators"] for i in acc["inputs"]]
+            stage["body_kept"] = reads(stage["body_kept"], [*stage["body"], *inputs])
+        for section in sections:
+            section["kept"] = reads(section["kept"], section["item"]["lines"])
+        self.text["final_kept"] = reads(self.text["final_kept"], last)
+        for section in sections:
+            kept = [d for later in sections for d in (*later["kept"], *later.get("body_kept", ()), *later.get("final_kept", ()))]
+            section["item"]["defines"] = [d for d in section["item"]["defines"] if d["name"] in {k["name"] for k in kept}]
 
     def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
         return {"name": name, "type": acc.monoid, "inputs": [body.text(n) for n in acc.inputs], "padding": list(acc.padding)}

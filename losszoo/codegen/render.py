@@ -29,8 +29,18 @@ class Rendered:
     @cached_property
     def text(self) -> str:
         template = _environment().get_template(TEMPLATES[self.language].format(**self.context))
-        lines = template.render(k=self.context).splitlines()
-        return "\n".join(line for line in lines if line.strip()) + "\n"
+        return _indented(template.render(k=self.context))
+
+
+def _indented(text: str) -> str:
+    """The lines without the blank ones, indented by their braces: macros do not know how deep they are used."""
+    lines, depth = [], 0
+    for line in filter(None, map(str.strip, text.splitlines())):
+        closing = len(line) - len(line.lstrip("}"))
+        indent = "" if line.startswith("#") else "  " * (depth - closing)
+        lines.append(indent + line)
+        depth += line.count("{") - line.count("}")
+    return "\n".join(lines) + "\n"
 
 
 @cache
