@@ -62,7 +62,7 @@ def test_gradients_of_cross_entropy(shape, soft, options, device):
     weight = (torch.rand(shape[axis], generator=rng, dtype=torch.float64) + 0.5).to(device)
     for reduction in ("none", "mean"):
 
-        def fn(x, target):
+        def fn(x, target, reduction=reduction):
             return losszoo.cross_entropy(x, target, weight, reduction=reduction, **options)
 
         assert gradcheck(fn, (x, target))
@@ -79,7 +79,7 @@ def test_gradients_of_softmax_focal(shape, smoothing, gamma, device):
     y = torch.rand(shape, generator=rng).argmax(axis).to(device)
     for reduction in ("none", "mean"):
 
-        def fn(x):
+        def fn(x, reduction=reduction):
             return losszoo.softmax_focal_loss(x, y, gamma, label_smoothing=smoothing, reduction=reduction)
 
         assert gradcheck(fn, (x,))
