@@ -20,19 +20,28 @@ struct Tally {
     count += n;
   }
 
-  // A block of items, in lanes so that it vectorises.
+  // A block of items.
   template <class R>
   void add(const R* losses, const R* counts, int n) {
-    constexpr int L = 16;
-    R loss[L] = {}, number[L] = {};
-    int i = 0;
-    for (; i + L <= n; i += L)
-      for (int l = 0; l < L; ++l) {
-        loss[l] += losses[i + l];
-        number[l] += counts[i + l];
-      }
-    for (; i < n; ++i) add(losses[i], counts[i]);
-    for (int l = 0; l < L; ++l) add(loss[l], number[l]);
+    total += sum(losses, n);
+    count += sum(counts, n);
+  }
+
+  // In lanes, so that it vectorises.
+  template <class R>
+  static double sum(const R* values, int n) {
+    constexpr int L = 32;
+    R lanes[L] = {};
+    const int whole = n / L * L;
+    for (int i = 0; i < whole; i += L) {
+#pragma omp simd
+      for (int l = 0; l < L; ++l) lanes[l] += values[i + l];
+    }
+    R rest = 0;
+    for (int i = whole; i < n; ++i) rest += values[i];
+    for (int step = L / 2; step > 0; step /= 2)
+      for (int l = 0; l < step; ++l) lanes[l] += lanes[l + step];
+    return double(lanes[0]) + rest;
   }
 
   // Ranges are fixed by the problem, not by the number of threads, so the sums are the same on every run.

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from losszoo.codegen.printer import C_TYPE, Scope, needed
 from losszoo.codegen.storage import SIZE, STORAGE
-from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, UPSTREAM, Extent, Node, Type
+from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, UPSTREAM, Extent, Node, topological
 from losszoo.ir.monoid import Accumulator
 from losszoo.ir.schedule import Plan
 from losszoo.spec.operands import ClassWeight, Row, Scalar
+
+SLOW = frozenset("exp log log1p log1p_unit expm1 pow tanh sin cos asin acos atan atan2".split())
 
 if TYPE_CHECKING:
     from losszoo.codegen.kernel import Kernel
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 def context(kernel: Kernel, language: str) -> dict:
     """The data that a kernel's template is rendered with, in a language."""
     form = kernel.form
-    tiled = language == "cpp" and form.lowering == "columns"
+    tiled, stepped = (language == "cpp" and form.lowering == lowering for lowering in ("columns", "items"))
     data = {
         "name": kernel.spec.name,
         "lowering": form.lowering,
@@ -36,7 +38,7 @@ def context(kernel: Kernel, language: str) -> dict:
         "scalars": kernel.names(Scalar),
         "parameters": kernel.parameters,
     }
-    forward, backward = _Printed(kernel, kernel.program.forward, tiled), _Printed(kernel, kernel.program.backward, tiled)
+    forward, backward = (_Printed(kernel, plan, tiled, stepped) for plan in (kernel.program.forward, kernel.program.backward))
     return data | {"forward": forward.loss(), "backward": backward.gradients(), "grads": backward.grads}
 
 
@@ -67,8 +69,9 @@ def _chunk(kernel: Kernel) -> int:
 class _Printed:
     """One direction of a kernel as text: what is computed once, once an item, and once a class in each pass."""
 
-    def __init__(self, kernel: Kernel, plan: Plan, tiled: bool) -> None:
+    def __init__(self, kernel: Kernel, plan: Plan, tiled: bool, stepped: bool) -> None:
         self.kernel, self.plan = kernel, plan
+        self.singles = [_item(kernel, n) for n in kernel.item_operands]
         self.backward = plan is kernel.program.backward
         self.lane = "l" if tiled else "0"
         self.tiled = tiled
@@ -92,7 +95,35 @@ class _Printed:
                 results += self._results(name, acc)
             stage["results"] = [line["line"] for line in results]
             stages.append(stage)
+        if stepped:
+            self.text["steps"] = self._steps()
         self.text |= self._section(results, first=not stages) | {"final_kept": self.kept}
+
+    def _steps(self) -> list[dict]:
+        """Split the work on an item where a long function waits for another, one loop a step: side by side they overlap.
+
+        A processor looks some 250 instructions ahead, which is no more than one or two items of a loss with three exponentials.
+        Each step says which values it reads that earlier ones kept, and keeps what later ones read.
+        """
+        level: dict[Node, int] = {}
+        for node in topological(self.roots):
+            level[node] = max((level[a] for a in node.args), default=0) + (node.op in SLOW and node.extent is Extent.ITEM)
+        defined = [{"c": i["value"], "name": f"v_{i['name']}{c['suffix']}"} for i in self.singles for c in i["components"]]
+        steps = []
+        for step in range(max(level.values()) + 1):
+            known = set(self.item.names)
+            lines = self.item.emit(self.roots, lambda node, step=step: level[node] <= step)
+            defined += [{"c": C_TYPE[n.type], "name": t} for n, t in self.item.names.items() if n not in known]
+            steps.append({"lines": lines, "defines": defined})
+            defined = []
+        for i, step in enumerate(steps):
+            outputs = [self.item.text(n) for n in self.plan.outputs.values()] if i == len(steps) - 1 else []
+            earlier = [d for s in steps[:i] for d in s["defines"]] + [{"c": "R", "name": "upstream"}] * self.backward
+            step["reads"] = _used(earlier, [*step["lines"], *outputs])
+        for i, step in enumerate(steps):
+            later = {d["name"] for s in steps[i + 1 :] for d in s["reads"]}
+            step["keeps"] = [d for d in step.pop("defines") if d["name"] in later]
+        return steps
 
     def loss(self) -> dict:
         outputs = self.plan.outputs
@@ -152,21 +183,16 @@ class _Printed:
 
     def _forget(self, last: list[str]) -> None:
         """Of what a tile keeps, leave what the loops after it use. `last` is the text of the last of them."""
-
-        def reads(kept: list[dict], lines: Iterable[str]) -> list[dict]:
-            words = set(re.findall(r"\w+", " ".join(lines)))
-            return [d for d in kept if d["name"] in words]
-
         sections = [*self.text["stages"], self.text]
         for stage in self.text["stages"]:
             inputs = [i for acc in stage["accumulators"] for i in acc["inputs"]]
-            stage["body_kept"] = reads(stage["body_kept"], [*stage["body"], *inputs])
+            stage["body_kept"] = _used(stage["body_kept"], [*stage["body"], *inputs])
         for section in sections:
-            section["kept"] = reads(section["kept"], section["item"]["lines"])
-        self.text["final_kept"] = reads(self.text["final_kept"], last)
+            section["kept"] = _used(section["kept"], section["item"]["lines"])
+        self.text["final_kept"] = _used(self.text["final_kept"], last)
+        kept = {d["name"] for s in sections for k in ("kept", "body_kept", "final_kept") for d in s.get(k, ())}
         for section in sections:
-            kept = [d for later in sections for d in (*later["kept"], *later.get("body_kept", ()), *later.get("final_kept", ()))]
-            section["item"]["defines"] = [d for d in section["item"]["defines"] if d["name"] in {k["name"] for k in kept}]
+            section["item"]["defines"] = [d for d in section["item"]["defines"] if d["name"] in kept]
 
     def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
         return {"name": name, "type": acc.monoid, "inputs": [body.text(n) for n in acc.inputs], "padding": list(acc.padding)}
@@ -183,6 +209,12 @@ class _Printed:
         """The operands with a class axis that the roots read, beside what the scope knows."""
         known = {n: t for n, t in scope.names.items() if n.extent < Extent.CLASS}
         return [n.attr[0] for n in needed(roots, known) if n.op == "operand"]
+
+
+def _used(values: list[dict], lines: Iterable[str]) -> list[dict]:
+    """The values whose names occur in the text."""
+    words = set(re.findall(r"\w+", " ".join(lines)))
+    return [v for v in values if v["name"] in words]
 
 
 def _suffix(leaf: Node) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from losszoo.ir.expr import POSITION, REDUCTIONS, Extent, Node, Type, topological
 from losszoo.ir.primitives import TABLE
@@ -22,11 +22,11 @@ class Scope:
     def inner(self, extent: Extent, names: Mapping[Node, str] | None = None) -> Scope:
         return Scope(names or {}, extent, self)
 
-    def emit(self, roots: Iterable[Node]) -> list[str]:
+    def emit(self, roots: Iterable[Node], admitted: Callable[[Node], bool] = lambda node: True) -> list[str]:
         """Statements that compute whatever the roots need at this scope's extent or below and that is not yet known."""
         lines = []
         for node in needed(roots, self.names):
-            if node.extent > self.extent or node.op == "const":
+            if node.extent > self.extent or node.op == "const" or not admitted(node):
                 continue
             if any(a.op != "const" and a not in self.names for a in node.args):
                 continue  # waits for a later pass

@@ -89,9 +89,10 @@ class _Rewriter:
         if e.op == "neg":
             k, _, f = self.factor(e.args[0])
             return b.neg(k), None, f
-        if e.op == "where" and e.args[0].extent < Extent.CLASS and e.args[2] is ZERO:
-            k, _, f = self.factor(e.args[1])
-            return b.where(e.args[0], k, ZERO), None, f
+        if e.op == "where" and e.args[0].extent < Extent.CLASS and ZERO in e.args[1:]:
+            c, left, right = e.args
+            k, _, f = self.factor(right if left is ZERO else left)
+            return (b.where(c, ZERO, k) if left is ZERO else b.where(c, k, ZERO)), None, f
         return ONE, None, e
 
     def split(self, e: Node) -> list[Term] | None:
@@ -122,17 +123,19 @@ class _Rewriter:
             if e.args[1].extent < Extent.CLASS:
                 return inner and [(b.div(k, e.args[1]), l, f) for k, l, f in inner]
             return inner and [(k, l, b.div(f, e.args[1])) for k, l, f in inner]
-        if e.op == "where" and e.args[0].extent < Extent.CLASS and e.args[2] is ZERO:
-            inner = self.split(e.args[1])
-            return inner and [(b.where(e.args[0], k, ZERO), l, f) for k, l, f in inner]
-        if e.op == "where" and not self.reductive(e.args[0]):
-            left, right = self.split(e.args[1]), self.split(e.args[2])
-            if left is None or right is None:
-                return None
-            return [(k, l, b.where(e.args[0], f, ZERO)) for k, l, f in left] + [
-                (k, l, b.where(e.args[0], ZERO, f)) for k, l, f in right
-            ]
+        if e.op == "where":
+            return self.selection(*e.args)
         return None
+
+    def selection(self, c: Node, x: Node, y: Node) -> list[Term] | None:
+        left, right = self.split(x), self.split(y)
+        if left is None or right is None:
+            return None
+        if c.extent < Extent.CLASS:  # which side is taken is a matter of the factors
+            return [(b.where(c, k, ZERO), l, f) for k, l, f in left] + [(b.where(c, ZERO, k), l, f) for k, l, f in right]
+        if self.reductive(c):
+            return None
+        return [(k, l, b.where(c, f, ZERO)) for k, l, f in left] + [(k, l, b.where(c, ZERO, f)) for k, l, f in right]
 
     def product(self, x: Node, y: Node) -> list[Term] | None:
         left, right = self.split(x), self.split(y)

@@ -16,7 +16,7 @@ def _sigmoid(x: Node) -> Node:
 
 
 def _softplus(x: Node) -> Node:
-    return b.add(b.apply("clamp_min", x, ZERO), b.apply("log1p", _decay(x)))
+    return b.add(b.apply("clamp_min", x, ZERO), b.apply("log1p_unit", _decay(x)))
 
 
 SPELLED = {"sigmoid": _sigmoid, "softplus": _softplus}

@@ -1,6 +1,6 @@
 """Rewrite rules. Each keeps the value for every input, nan and infinity included, so `0 * x` is no rule here.
 
-The rule that carries weight is the one for `where(c, a, 0) * b`: the product moves inside the selection, so an adjoint that
+The rule that carries weight is the one for `where(c, a, 0) * b` (and its mirror image): the product moves inside the selection, so an adjoint that
 is absent stays absent even where the factor is infinite. Autodiff leans on it (a selection never multiplies by 0).
 """
 
@@ -50,9 +50,16 @@ def _again(op: str, *args: Node) -> Node:
     return apply(op, *args)
 
 
-def _masked(node: Node) -> bool:
-    """`where(c, a, 0)`: a value that is absent where c is false."""
-    return node.op == "where" and is_const(node.args[2], 0) and node.type is Type.REAL
+def _inside(node: Node, op: Callable[[Node], Node]) -> Node | None:
+    """Of `where(c, a, 0)` or `where(c, 0, b)`, a value that is absent on one side: the same with op done on the other side."""
+    if node.op != "where" or node.type is not Type.REAL:
+        return None
+    c, a, b = node.args
+    if is_const(b, 0):
+        return _again("where", c, op(a), b)
+    if is_const(a, 0):
+        return _again("where", c, a, op(b))
+    return None
 
 
 def _add(a: Node, b: Node) -> Node | None:
@@ -86,9 +93,8 @@ def _mul(a: Node, b: Node) -> Node | None:
         if x.op == "neg":
             return _again("neg", _again("mul", x.args[0], y))
     for x, y in ((a, b), (b, a)):
-        if _masked(x):
-            c, value, zero = x.args
-            return _again("where", c, _again("mul", value, y), zero)
+        if (masked := _inside(x, lambda value, y=y: _again("mul", value, y))) is not None:
+            return masked
     return None
 
 
@@ -97,10 +103,7 @@ def _div(a: Node, b: Node) -> Node | None:
         return a
     if a.op == "neg":
         return _again("neg", _again("div", a.args[0], b))
-    if _masked(a):
-        c, value, zero = a.args
-        return _again("where", c, _again("div", value, b), zero)
-    return None
+    return _inside(a, lambda value: _again("div", value, b))
 
 
 def _neg(a: Node) -> Node | None:
@@ -108,10 +111,7 @@ def _neg(a: Node) -> Node | None:
         return a.args[0]
     if a.op == "sub":
         return _again("sub", a.args[1], a.args[0])
-    if _masked(a):
-        c, value, zero = a.args
-        return _again("where", c, _again("neg", value), zero)
-    return None
+    return _inside(a, lambda value: _again("neg", value))
 
 
 def _where(c: Node, a: Node, b: Node) -> Node | None:

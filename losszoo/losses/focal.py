@@ -1,11 +1,11 @@
 """Losses of single logits against targets in [0, 1], as dense detectors use them."""
 
-from losszoo.spec import Elem, loss, sigmoid, smallest, softplus, where
+from losszoo.spec import Elem, exp, log, loss, sigmoid, smallest, softplus, where
 
 
 def power(q, gamma):
     """q**gamma for q in [0, 1], with a finite slope also where q is 0: there the loss that it scales is 0 as well."""
-    return where(q < smallest, 0**gamma, q**gamma)
+    return where(q < smallest, 0**gamma, exp(gamma * log(q)))
 
 
 def _share(part, loss):

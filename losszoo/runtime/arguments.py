@@ -72,17 +72,17 @@ def check(
             raise TypeError(f"{WEIGHT}: got {describe(weight)}, expected a tensor with one value an item")
         tensors[WEIGHT], kinds[WEIGHT] = weight, PerRow
     leader = next(name for name, kind in kinds.items() if kind.differentiable)
+    wide = any(tensors[n].dtype is torch.float64 for n, k in kinds.items() if k.differentiable)
+    real = torch.float64 if wide else torch.float32
     device = tensors[leader].device
     for name, value in tensors.items():
         if kinds[name] is Scalar and not isinstance(value, Tensor):
-            tensors[name] = torch.full((), float(value), device=device)
+            tensors[name] = torch.full((), float(value), dtype=real, device=device)
         elif value.device != device:
             raise ValueError(f"{name}: got {describe(value)}, expected it on {device} like {leader}")
     for name, kind in kinds.items():
         tensors[name] = _typed(name, tensors[name], kind)
     shape, classes = _shapes(spec, tensors, kinds, leader)
-    wide = any(tensors[n].dtype is torch.float64 for n, k in kinds.items() if k.differentiable)
-    real = torch.float64 if wide else torch.float32
     if normalizer is not None:
         normalizer = _normalizer(normalizer, reduction, device, real)
     choice = Choice(tuple(chosen), tuple(statics), present, weight is not None, output)
