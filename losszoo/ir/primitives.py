@@ -60,10 +60,8 @@ def _atan2_vjp(node: Node, g: Node) -> tuple[Node, Node]:
 
 def _pow_vjp(node: Node, g: Node) -> tuple[Node, Node]:
     base, power = node.args
-    # y / base saves a second power; at base 0 the power of 0 is the same for all items, so it costs nothing.
-    zero = b.apply("eq", base, ZERO)
-    slope = b.where(zero, b.apply("pow", ZERO, b.sub(power, ONE)), b.div(node, b.where(zero, ONE, base)))
-    to_base = b.where(b.apply("eq", power, ZERO), ZERO, b.mul(g, b.mul(power, slope)))
+    slope = b.mul(power, b.apply("pow", base, b.sub(power, ONE)))
+    to_base = b.where(b.apply("eq", power, ZERO), ZERO, b.mul(g, slope))
     to_power = b.where(b.apply("le", base, ZERO), ZERO, b.mul(g, b.mul(node, b.apply("log", base))))
     return to_base, to_power
 
@@ -71,7 +69,8 @@ def _pow_vjp(node: Node, g: Node) -> tuple[Node, Node]:
 def _max_vjp(node: Node, g: Node) -> tuple[Node]:
     (e,) = node.args
     at_max = b.apply("eq", e, node)
-    return (b.where(at_max, b.div(g, b.sum(b.where(at_max, ONE, ZERO))), ZERO),)
+    share = b.div(g, b.sum(b.where(at_max, ONE, ZERO)))  # of a row with a nan no value is the largest: g / 0
+    return (b.where(at_max, share, b.mul(share, ZERO)),)
 
 
 def _binary(name: str, torch: Callable, vjp: Callable, c: str, edges: str = "") -> Primitive:
@@ -106,7 +105,7 @@ _ROWS = (
         lambda t, x, y: t.pow(x, y),
         _pow_vjp,
         "lz::pow({0}, {1})",
-        edges="pow(x, 0) = 1 with gradient 0; pow(0, g) has torch's gradient: 0 above 1, 1 at 1, inf below",
+        edges="pow(x, 0) = 1 with gradient 0; pow(0, g): gradient 0 above 1, 1 at 1, inf below; the exponent's is 0 for a base <= 0",
     ),
     # exponentials
     Primitive("exp", lambda t, x: t.exp(x), lambda n, g: (b.mul(g, n),), "lz::exp({0})"),
@@ -139,7 +138,7 @@ _ROWS = (
         "atan", lambda t, x: t.atan(x), lambda n, g: (b.div(g, b.add(ONE, b.mul(n.args[0], n.args[0]))),), "lz::atan({0})"
     ),
     Primitive(
-        "atan2", lambda t, y, x: t.atan2(y, x), _atan2_vjp, "lz::atan2({0}, {1})", edges="gradient 0 at (0, 0), where torch's is nan"
+        "atan2", lambda t, y, x: t.atan2(y, x), _atan2_vjp, "lz::atan2({0}, {1})", edges="gradient 0 at (0, 0)"
     ),
     # selection
     _binary("maximum", lambda t, x, y: t.maximum(x, y), _extreme_vjp("lt"), "lz::maximum({0}, {1})", "a tie halves the gradient"),
