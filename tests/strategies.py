@@ -17,19 +17,23 @@ FORMATS = ("xyxy", "xywh", "cxcywh")
 
 F64, F32, F16, BF16 = DTYPES
 # What specialises a kernel, paired so that every two settings meet: all combinations would compile for many minutes.
-ROW_FORMS = (  # dtype, probabilities with a gradient or not (None: labels), class weights, soft cap
-    (F64, None, True, True),
-    (F64, True, True, False),
-    (F64, False, False, True),
-    (F32, None, True, False),
-    (F32, None, False, True),
-    (F32, True, False, False),
-    (F16, None, True, False),
-    (F16, False, True, True),
-    (BF16, None, False, False),
-    (BF16, True, True, True),
+ROW_FORMS = (  # dtype, probabilities with a gradient or not (None: labels), class weights, soft cap, smoothing, z-loss
+    (F64, None, True, True, True, False),
+    (F64, True, True, False, False, True),
+    (F64, False, False, True, False, False),
+    (F32, None, True, False, True, True),
+    (F32, None, False, True, False, False),
+    (F32, True, False, False, True, False),
+    (F16, None, True, False, False, False),
+    (F16, False, True, True, True, True),
+    (BF16, None, False, False, False, True),
+    (BF16, True, True, True, True, False),
 )
-FOCAL_FORMS = tuple((dtype, None, weighted, False) for dtype in DTYPES for weighted in (True, False))
+FOCAL_FORMS = tuple(
+    (dtype, None, weighted, False, weighted == (dtype in (F64, F16)), False)
+    for dtype in DTYPES
+    for weighted in (True, False)
+)
 ELEMENT_FORMS = (  # dtype, weighted, gradient of the targets
     *((dtype, both, both) for dtype in DTYPES for both in (True, False)),
     (F32, True, False),
@@ -134,16 +138,16 @@ def form_of(forms: tuple, double: bool) -> st.SearchStrategy[tuple]:
 @st.composite
 def row_calls(draw: st.DrawFn, *, focal: bool = False, double: bool = False) -> Call:
     rng = generator(draw(seeds))
-    dtype, soft, weighted, capped = draw(form_of(FOCAL_FORMS if focal else ROW_FORMS, double))
+    dtype, soft, weighted, capped, smoothed, z = draw(form_of(FOCAL_FORMS if focal else ROW_FORMS, double))
     shape = draw(row_shapes())
     kinds = ["normal", "offset", "below", "saturated", "equal"]
-    if not soft:  # the gradient of a probability is the logit's -log p, infinite there
+    if not soft and not smoothed:  # elsewhere a loss or a gradient is infinite
         kinds.append("masked")
     kind = draw(st.sampled_from(kinds))
     layout = {"input": draw(layouts), "target": draw(layouts)}
     x = arrange(logits(kind, shape, rng).to(dtype), layout["input"])
     axis = 1 if len(shape) > 1 else 0
-    smoothing = 0.0 if kind == "masked" else draw(st.sampled_from([0.0, 0.0, 0.1, 1.0]))
+    smoothing = draw(st.sampled_from([0.1, 1.0])) if smoothed else 0.0
     options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": draw(st.sampled_from(REDUCTIONS))}
     ignore_index = draw(st.sampled_from([-100, -1, 0, 255]))
     if soft is not None:
@@ -165,7 +169,7 @@ def row_calls(draw: st.DrawFn, *, focal: bool = False, double: bool = False) -> 
     if focal:
         options["gamma"] = draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5]))
     else:
-        options["z_loss"] = draw(st.sampled_from([0.0, 0.0, 1e-4]))
+        options["z_loss"] = 1e-4 if z else 0.0
         options["softcap"] = 30.0 if capped else None
     if options["reduction"] == "mean" and draw(st.booleans()):
         options["normalizer"] = draw(normalizers())

@@ -50,6 +50,21 @@ def test_rows_of_every_length(name, shape, reduction, dtype, device):
     oracle.check(name, getattr(losszoo, name), call, device)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.3},
+        {"z_loss": 1e-2},
+        {"softcap": 5.0},
+        {"label_smoothing": 1.0, "z_loss": 1.0, "softcap": 1.0},
+    ],
+)
+@pytest.mark.parametrize("size", ["small", "strided"])
+def test_options_of_cross_entropy(options, size, device):
+    for dtype in torch.float64, torch.bfloat16:
+        oracle.check("cross_entropy", losszoo.cross_entropy, sample("cross_entropy", dtype, size, **options), device)
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"z_loss": 1e-2}, {"softcap": 5.0}])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 2)])

@@ -32,7 +32,8 @@ ROWWISE = ("ciou_loss", "wiou_loss", "sigmoid_focal_loss")  # the losses whose w
 
 
 def bits(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return dense.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
 
 
 @every
