@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from losszoo.spec.declare import WEIGHT, Spec, declare
-from losszoo.spec.operands import Parameter, StaticArgument
+from losszoo.spec.operands import Parameter, Scalar, StaticArgument
 
 ENGINE_DOC = {
     "box_format": 'box_format: "xyxy" (corners), "xywh" (corner and size) or "cxcywh" (centre and size).',
@@ -51,14 +51,15 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
     if spec.positional == len(spec.order) and not spec.open_ended:
         text.append("*")
     text += [f"{name}={value!r}" for name, value in engine.items()]
+    scope = {f"_default_{a.name}_": a.default for a in defaults.values()}
     group = {
         "operands": "".join(f"{o.name}, " for o in spec.operands),
         "parameters": "".join(f"{p.name}, " for p in spec.parameters),
         "statics": "".join(f"{s.name}, " for s in spec.statics),
     }
-    body = f"_call(({group['operands']}), ({group['parameters']}), ({group['statics']})"
+    body = f"_call_(({group['operands']}), ({group['parameters']}), ({group['statics']})"
     body += f", {'ignore_index' if spec.labelled else None}, reduction, {'None' if spec.own_weight else WEIGHT}, normalizer)"
-    scope = {"_call": _caller(spec, output, interpreted)}
+    scope["_call_"] = _caller(spec, output, interpreted)
     exec(f"def {spec.name}({', '.join(text)}):\n    return {body}", scope)  # noqa: S102  (as dataclasses make __init__)
     function = scope[spec.name]
     function.__module__ = spec.function.__module__
@@ -88,12 +89,12 @@ def _caller(spec: Spec, output: str, interpreted: bool) -> Callable:
 
 def _default(argument: object) -> str:
     if isinstance(argument, Parameter):
-        return "" if argument.required else f"={argument.default!r}"
+        return "" if argument.required else f"=_default_{argument.name}_"
     if isinstance(argument, StaticArgument):
-        return f"={argument.default!r}"
+        return f"=_default_{argument.name}_"
     if not argument.optional:
         return ""
-    return f"={argument.default!r}" if argument.kinds[0].name == "Scalar" else "=None"
+    return f"=_default_{argument.name}_" if argument.kinds == (Scalar,) else "=None"
 
 
 def _documentation(spec: Spec, engine: dict) -> str:

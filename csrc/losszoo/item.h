@@ -1,5 +1,6 @@
-// Reading one class of a row, on any processor.
+// Reading one class of a row, and taking a share of a value, on any processor.
 #pragma once
+#include <losszoo/math.h>
 #include <losszoo/numeric.h>
 #include <losszoo/platform.h>
 
@@ -9,6 +10,12 @@ namespace lz {
 template <class R, class T>
 LZ_FN R pick(const T* row, int64 step, int64 label, int64 classes) {
   return uint64(label) < uint64(classes) ? load<R>(row + label * step) : R(0);
+}
+
+// x * y, but a share of 0 of an infinite y is 0.
+template <class R>
+LZ_FN R share(R x, R y) {
+  return select((x == R(0)) & (abs(y) == infinity<R>()), R(0), x * y);
 }
 
 // The label's place in a block of classes that begins at `base`, or -1: blocks are compared in 32 bits.

@@ -68,70 +68,84 @@ struct Max {
   LZ_METHOD R max(int l) const { return top[l]; }
 };
 
-// Online softmax: the running maximum, the sum of exp(x - maximum), and N sums of exp(x - maximum) * f, rescaled whenever the
-// maximum grows. A nan is not seen by the maximum but stays in the sums, and so does what exp(inf - inf) gives.
-template <class R, int L, int N>
+// Online softmax: the running maximum, the sum of exp(x - maximum), N sums of exp(x - maximum) * f, rescaled whenever the maximum
+// grows, and S sums of f * (x - maximum), moved by the sum of f. A nan is not seen by the maximum but stays in the sums, and so
+// does what exp(inf - inf) gives. Where f is 0, a shifted sum takes nothing, not even of an infinite x.
+template <class R, int L, int N, int S>
 struct Online {
-  R top[L], mass[L], weighted[N > 0 ? N : 1][L];
+  R top[L], sums[1 + N + 2 * S][L];  // mass, N weighted sums, S shifted sums, S sums of f
+
+  static constexpr int SHIFTED = 1 + N, PARTS = 1 + N + S, ALL = 1 + N + 2 * S;
 
   LZ_METHOD Online() {
     LZ_LANES top[l] = -infinity<R>();
-    LZ_LANES mass[l] = R(0);
-    for (int n = 0; n < N; ++n) LZ_LANES weighted[n][l] = R(0);
+    for (int n = 0; n < ALL; ++n) LZ_LANES sums[n][l] = R(0);
   }
 
   // -inf is no shift: exp(-inf - 0) is 0, as it must be for a masked class, where exp(-inf - -inf) is nan.
-  static LZ_METHOD R shift(R top) { return top == -infinity<R>() ? R(0) : top; }
+  static LZ_METHOD R shift(R top) { return select(top == -infinity<R>(), R(0), top); }
 
   template <class... F>
   LZ_METHOD void fold(int groups, const R* x, const F*... weights) {
     const R* const f[] = {weights..., x};
-    R peak[L], sums[N + 1][L];  // local, so that they live in registers
+    R peak[L], s[ALL][L];  // local, so that they live in registers
     LZ_LANES peak[l] = top[l];
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES peak[l] = x[g * L + l] > peak[l] ? x[g * L + l] : peak[l];
     LZ_LANES {
-      const R rescale = exp_fast(top[l] - shift(peak[l]));
+      const R old = shift(top[l]), now = shift(peak[l]), rescale = exp_fast(top[l] - now);
       top[l] = peak[l];
-      peak[l] = shift(peak[l]);
-      for (int n = 0; n < N; ++n) sums[n][l] = weighted[n][l] * rescale;
-      sums[N][l] = mass[l] * rescale;
+      peak[l] = now;
+      for (int n = 0; n < SHIFTED; ++n) s[n][l] = sums[n][l] * rescale;
+      for (int n = SHIFTED; n < PARTS; ++n) s[n][l] = sums[n][l] + moved(sums[n + S][l], old - now);
+      for (int n = PARTS; n < ALL; ++n) s[n][l] = sums[n][l];
     }
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES {
-      const R e = exp_fast(x[g * L + l] - peak[l]);
-      for (int n = 0; n < N; ++n) sums[n][l] += e * f[n][g * L + l];
-      sums[N][l] += e;
+      const R d = x[g * L + l] - peak[l], e = exp_fast(d);
+      s[0][l] += e;
+      for (int n = 1; n < SHIFTED; ++n) s[n][l] += e * f[n - 1][g * L + l];
+      for (int n = SHIFTED; n < PARTS; ++n) {
+        s[n][l] += moved(f[n - 1][g * L + l], d);
+        s[n + S][l] += f[n - 1][g * L + l];
+      }
     }
-    LZ_LANES mass[l] = sums[N][l];
-    for (int n = 0; n < N; ++n) LZ_LANES weighted[n][l] = sums[n][l];
+    for (int n = 0; n < ALL; ++n) LZ_LANES sums[n][l] = s[n][l];
   }
 
   template <int O>
-  LZ_METHOD void merge(int l, const Online<R, O, N>& other, int o) {
-    const R a = top[l], b = other.top[o], peak = a > b ? a : b;
-    const R here = exp(a - shift(peak)), there = exp(b - shift(peak));
+  LZ_METHOD void merge(int l, const Online<R, O, N, S>& other, int o) {
+    const R a = top[l], b = other.top[o], peak = a > b ? a : b, now = shift(peak);
+    const R here = exp_fast(a - now), there = exp_fast(b - now);
     top[l] = peak;
-    mass[l] = mass[l] * here + other.mass[o] * there;
-    for (int n = 0; n < N; ++n) weighted[n][l] = weighted[n][l] * here + other.weighted[n][o] * there;
+    for (int n = 0; n < SHIFTED; ++n) sums[n][l] = sums[n][l] * here + other.sums[n][o] * there;
+    for (int n = SHIFTED; n < PARTS; ++n)
+      sums[n][l] = sums[n][l] + moved(sums[n + S][l], shift(a) - now) + other.sums[n][o] + moved(other.sums[n + S][o], shift(b) - now);
+    for (int n = PARTS; n < ALL; ++n) sums[n][l] += other.sums[n][o];
   }
 
-  LZ_METHOD Online<R, 1, N> whole() const {
-    Online<R, 1, N> w;
+  LZ_METHOD Online<R, 1, N, S> whole() const {
+    Online<R, 1, N, S> w;
     for (int l = 0; l < L; ++l) w.top[0] = top[l] > w.top[0] ? top[l] : w.top[0];
-    R rescale[L];
-    LZ_LANES rescale[l] = exp_fast(top[l] - shift(w.top[0]));
-    for (int l = 0; l < L; ++l) w.mass[0] += mass[l] * rescale[l];
-    for (int n = 0; n < N; ++n) {
-      w.weighted[n][0] = R(0);
-      for (int l = 0; l < L; ++l) w.weighted[n][0] += weighted[n][l] * rescale[l];
-    }
+    const R now = shift(w.top[0]);
+    R part[L];
+    LZ_LANES part[l] = exp_fast(top[l] - now);
+    for (int n = 0; n < SHIFTED; ++n)
+      for (int l = 0; l < L; ++l) w.sums[n][0] += sums[n][l] * part[l];
+    for (int n = SHIFTED; n < PARTS; ++n)
+      for (int l = 0; l < L; ++l) w.sums[n][0] += sums[n][l] + moved(sums[n + S][l], shift(top[l]) - now);
+    for (int n = PARTS; n < ALL; ++n)
+      for (int l = 0; l < L; ++l) w.sums[n][0] += sums[n][l];
     return w;
   }
 
   LZ_METHOD R peak(int l) const { return top[l]; }
-  LZ_METHOD R logsum(int l) const { return log(mass[l]); }
-  LZ_METHOD R mean(int n, int l) const { return weighted[n][l] / mass[l]; }
+  LZ_METHOD R logsum(int l) const { return log(sums[0][l]); }
+  LZ_METHOD R mean(int n, int l) const { return sums[1 + n][l] / sums[0][l]; }
+  LZ_METHOD R shifted(int n, int l) const { return sums[SHIFTED + n][l]; }
+
+ private:
+  static LZ_METHOD R moved(R f, R by) { return select(f == R(0), R(0), f * by); }
 };
 
 #undef LZ_LANES

@@ -50,7 +50,7 @@ def _item(kernel: Kernel, name: str) -> dict:
     for i, leaf in enumerate(leaves):
         place = f"* {len(leaves)} + {i}" if packed else f"* a.s_{name}_item + {i} * a.s_{name}_component"
         at = {"address": f"a.p_{name} + row {place}", "at_first": f"a.p_{name} + first {place}"}
-        components.append({"suffix": _suffix(leaf), **at})
+        components.append({"name": _name(leaf), **at})
     return {"name": name, "components": components, "value": C_TYPE[leaves[0].type]}
 
 
@@ -108,7 +108,7 @@ class _Printed:
         level: dict[Node, int] = {}
         for node in topological(self.roots):
             level[node] = max((level[a] for a in node.args), default=0) + (node.op in SLOW and node.extent is Extent.ITEM)
-        defined = [{"c": i["value"], "name": f"v_{i['name']}{c['suffix']}"} for i in self.singles for c in i["components"]]
+        defined = [{"c": i["value"], "name": c["name"]} for i in self.singles for c in i["components"]]
         steps = []
         for step in range(max(level.values()) + 1):
             known = set(self.item.names)
@@ -158,9 +158,9 @@ class _Printed:
 
     def _leaves(self) -> dict[Node, str]:
         names: dict[Node, str] = {CLASSES: "classes", POSITION: "(base + k)", SMALLEST: "lz::smallest<R>()"}
-        for name, leaves in self.kernel.traced.leaves.items():
+        for leaves in self.kernel.traced.leaves.values():
             for leaf in leaves:
-                names[leaf] = f"u_{name}" if leaf.op == "scalar" else f"v_{name}{_suffix(leaf)}"
+                names[leaf] = _name(leaf)
         for node in self.plan.nodes():
             if node.op == "param":
                 names[node] = f"u_{node.attr}"
@@ -217,6 +217,9 @@ def _used(values: list[dict], lines: Iterable[str]) -> list[dict]:
     return [v for v in values if v["name"] in words]
 
 
-def _suffix(leaf: Node) -> str:
-    component = leaf.attr[1] if leaf.op == "operand" else None
-    return "" if component is None else f"_{component}"
+def _name(leaf: Node) -> str:
+    """An operand's value in C. The part before the first underscore is ours, so no name that a user gives can clash."""
+    if leaf.op == "scalar":
+        return f"u_{leaf.attr}"
+    name, component = leaf.attr
+    return f"v{'' if component is None else component}_{name}"

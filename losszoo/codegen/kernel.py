@@ -89,9 +89,9 @@ class Kernel:
         for name in self.item_operands:
             numbers += [f"s_{name}_item", f"s_{name}_component"]
         for name in self.form.wrt:
-            pointers.append((f"p_grad_{name}", f"{STORAGE[self.storage[name]]}*"))
+            pointers.append((f"g_{name}", f"{STORAGE[self.storage[name]]}*"))
             if self.kinds[name] is Row:
-                numbers += [f"s_grad_{name}_outer", f"s_grad_{name}_class"]
+                numbers += [f"sg_{name}_outer", f"sg_{name}_class"]
         for name in ("loss", "total", "denominator", "state"):
             pointers.append((name, f"{real}*"))
         pointers += [("normalizer", f"const {real}*"), ("grad_output", f"const {real}*")]
@@ -116,4 +116,4 @@ class Kernel:
 def scheduled(spec: Spec, choice: Choice, wrt: tuple[str, ...]) -> Program:
     """The forward and backward plans of a loss, shared by all its forms."""
     traced = spec.trace(choice)
-    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], spec.row)
+    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], spec.row, traced.absent)

@@ -1,22 +1,31 @@
 """Algebra on row sums, so that fewer passes over the row are needed.
 
-`sum(a * (x - lse))` needs the whole row's lse before it can start: two passes. It equals `sum(a * x) - lse * sum(a)`: one. Here
-every sum whose terms are linear in values that are constant along the row is split so, and `sum(softmax(x) * f)` becomes the
-reduction `expsum(x, f)`, which an online softmax computes in its one pass.
-
-`x - max(x)` splits as `(x - x[0]) + (x[0] - max(x))`: a row of logits with a large common offset keeps its precision.
+`sum(a * (x - lse))` needs the whole row's lse before it can start: two passes. With m = max(x) it equals
+`sum(a * (x - m)) - (lse - m) * sum(a)`: one, since the online softmax carries `sum(a * (x - m))` along as the reduction
+`shifted(x, a)`, and a row of logits with a large common offset keeps its precision. So every sum whose terms are linear in values
+that are constant along the row is split, and `sum(softmax(x) * f)` becomes the reduction `expsum(x, f)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from losszoo.ir import build as b
 from losszoo.ir.expand import SPELLED
 from losszoo.ir.expr import ONE, REDUCTIONS, ZERO, Extent, Node, const, rebuild, topological
 
-# factor (constant along the row), logits of a softmax or None, the rest (free of reductions)
-Term = tuple[Node, Node | None, Node]
+FAR = 1e3  # an x[0] beyond this may be a mask, see Rewriter.sum
+
+
+@dataclass(frozen=True)
+class Term:
+    """One addend: a factor that is constant along the row, times softmax(logits) and (shifted - max(shifted)) if there, times a rest."""
+
+    factor: Node
+    rest: Node
+    logits: Node | None = None
+    shifted: Node | None = None
 
 
 def canonical(roots: Iterable[Node]) -> dict[Node, Node]:
@@ -48,8 +57,10 @@ class _Rewriter:
             new = args[0]
         elif node.op in SPELLED:
             new = SPELLED[node.op](*args)
-        elif node.op == "sum" and args[0].extent is Extent.CLASS:
-            new = self.sum(args[0])
+        elif node.op == "sum":
+            new = self.sum(args[0]) if args[0].extent is Extent.CLASS else b.sum(args[0])
+        elif node.op == "max":
+            new = b.max_(args[0])
         else:
             new = rebuild(node, args)
         self.done[node] = new
@@ -66,85 +77,101 @@ class _Rewriter:
     def sum(self, e: Node) -> Node:
         terms = self.split(e) if self.reductive(e) else [self.factor(e)]
         if terms is None:
-            k, _, f = self.factor(e)
-            return b.mul(k, b.sum(f))
+            term = self.factor(e)
+            return b.mul(term.factor, b.sum(term.rest))
         total = ZERO
-        for k, logits, f in terms:
-            if k is ZERO or f is ZERO:
-                continue
-            part = b.sum(f) if logits is None else b.apply("expsum", logits, f)
-            total = b.add(total, b.mul(k, part))
+        for term in terms:
+            if term.factor is not ZERO and term.rest is not ZERO:
+                total = b.add(total, b.mul(term.factor, self.folded(term)))
         return total
+
+    def folded(self, term: Term) -> Node:
+        """The sum of a term's part that varies along the row."""
+        x = term.shifted
+        if x is None:
+            return b.sum(term.rest) if term.logits is None else b.apply("expsum", term.logits, term.rest)
+        if term.logits is None:
+            return b.apply("shifted", x, term.rest)
+        # Under a softmax, shift by x[0] instead: sum(p f (x - x[0])) + (x[0] - max(x)) sum(p f). A large x[0] is no such shift: it
+        # may be a mask.
+        first = b.pick(x, const(0))
+        pivot = b.where(b.apply("lt", b.apply("abs", first), const(FAR)), first, ZERO)
+        near = b.apply("expsum", term.logits, b.mul(term.rest, b.sub(x, pivot)))
+        return b.add(near, b.mul(b.sub(pivot, b.apply("peak", x)), b.apply("expsum", term.logits, term.rest)))
 
     def factor(self, e: Node) -> Term:
         """Take out what is constant along the row."""
-        if e.op == "mul":
-            for x, y in (e.args, e.args[::-1]):
+        if e.op in ("mul", "share"):
+            for x, y in (e.args, e.args[::-1]) if e.op == "mul" else (e.args,):
                 if x.extent < Extent.CLASS:
-                    k, _, f = self.factor(y)
-                    return b.mul(k, x), None, f
+                    term = self.factor(y)
+                    return replace(term, factor=b.apply(e.op, x, term.factor))
         if e.op == "div" and e.args[1].extent < Extent.CLASS:
-            k, _, f = self.factor(e.args[0])
-            return b.div(k, e.args[1]), None, f
+            term = self.factor(e.args[0])
+            return replace(term, factor=b.div(term.factor, e.args[1]))
         if e.op == "neg":
-            k, _, f = self.factor(e.args[0])
-            return b.neg(k), None, f
-        if e.op == "where" and e.args[0].extent < Extent.CLASS and ZERO in e.args[1:]:
+            term = self.factor(e.args[0])
+            return replace(term, factor=b.neg(term.factor))
+        if e.op == "where" and ZERO in e.args[1:]:
             c, left, right = e.args
-            k, _, f = self.factor(right if left is ZERO else left)
-            return (b.where(c, ZERO, k) if left is ZERO else b.where(c, k, ZERO)), None, f
-        return ONE, None, e
+            term = self.factor(right if left is ZERO else left)
+            side = "factor" if c.extent < Extent.CLASS else "rest"
+            value = getattr(term, side)
+            return replace(term, **{side: b.where(c, ZERO, value) if left is ZERO else b.where(c, value, ZERO)})
+        return Term(ONE, e)
 
     def split(self, e: Node) -> list[Term] | None:
         """The terms that add up to e, or None where e is not linear in what it waits for."""
-        if not self.reductive(e):
-            return [self.factor(e)] if e.extent is Extent.CLASS else [(e, None, ONE)]
         if e.extent < Extent.CLASS:
-            return [(e, None, ONE)]
+            return [Term(e, ONE)]
+        if not self.reductive(e):
+            return [self.factor(e)]
         if (logits := row_softmax(e)) is not None and not self.reductive(logits):
-            return [(ONE, logits, ONE)]
+            return [Term(ONE, ONE, logits=logits)]
         if e.op in ("add", "sub"):
             x, y = e.args
             if e.op == "sub" and y.op == "peak" and y.args[0] is x and not self.reductive(x):
-                first = b.pick(x, const(0))
-                pivot = b.where(b.apply("lt", b.apply("abs", first), const(float("inf"))), first, ZERO)
-                return [(ONE, None, b.sub(x, pivot)), (b.sub(pivot, y), None, ONE)]
+                return [Term(ONE, ONE, shifted=x)]
             left, right = self.split(x), self.split(y)
             if left is None or right is None:
                 return None
-            return left + (right if e.op == "add" else [(b.neg(k), l, f) for k, l, f in right])
+            return left + (right if e.op == "add" else [replace(t, factor=b.neg(t.factor)) for t in right])
         if e.op == "neg":
-            inner = self.split(e.args[0])
-            return inner and [(b.neg(k), l, f) for k, l, f in inner]
-        if e.op == "mul":
+            terms = self.split(e.args[0])
+            return terms and [replace(t, factor=b.neg(t.factor)) for t in terms]
+        if e.op in ("mul", "share"):
             return self.product(*e.args)
-        if e.op == "div" and not (self.reductive(e.args[1]) and e.args[1].extent is Extent.CLASS):
-            inner = self.split(e.args[0])
-            if e.args[1].extent < Extent.CLASS:
-                return inner and [(b.div(k, e.args[1]), l, f) for k, l, f in inner]
-            return inner and [(k, l, b.div(f, e.args[1])) for k, l, f in inner]
+        if e.op == "div":
+            return self.quotient(*e.args)
         if e.op == "where":
             return self.selection(*e.args)
         return None
 
+    def quotient(self, x: Node, y: Node) -> list[Term] | None:
+        terms = self.split(x)
+        if terms is None or (self.reductive(y) and y.extent is Extent.CLASS):
+            return None
+        side = "factor" if y.extent < Extent.CLASS else "rest"
+        return [replace(t, **{side: b.div(getattr(t, side), y)}) for t in terms]
+
     def selection(self, c: Node, x: Node, y: Node) -> list[Term] | None:
         left, right = self.split(x), self.split(y)
-        if left is None or right is None:
+        if left is None or right is None or (self.reductive(c) and c.extent is Extent.CLASS):
             return None
-        if c.extent < Extent.CLASS:  # which side is taken is a matter of the factors
-            return [(b.where(c, k, ZERO), l, f) for k, l, f in left] + [(b.where(c, ZERO, k), l, f) for k, l, f in right]
-        if self.reductive(c):
-            return None
-        return [(k, l, b.where(c, f, ZERO)) for k, l, f in left] + [(k, l, b.where(c, ZERO, f)) for k, l, f in right]
+        side = "factor" if c.extent < Extent.CLASS else "rest"
+        return [replace(t, **{side: b.where(c, getattr(t, side), ZERO)}) for t in left] + [
+            replace(t, **{side: b.where(c, ZERO, getattr(t, side))}) for t in right
+        ]
 
     def product(self, x: Node, y: Node) -> list[Term] | None:
         left, right = self.split(x), self.split(y)
         if left is None or right is None:
             return None
         terms = []
-        for k1, l1, f1 in left:
-            for k2, l2, f2 in right:
-                if l1 is not None and l2 is not None:
+        for s in left:
+            for t in right:
+                if (s.logits is not None and t.logits is not None) or (s.shifted is not None and t.shifted is not None):
                     return None
-                terms.append((b.mul(k1, k2), l1 if l1 is not None else l2, b.mul(f1, f2)))
+                logits, shifted = s.logits or t.logits, s.shifted or t.shifted
+                terms.append(Term(b.mul(s.factor, t.factor), b.mul(s.rest, t.rest), logits, shifted))
         return terms

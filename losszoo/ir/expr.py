@@ -66,7 +66,7 @@ SMALLEST = leaf("smallest", None, Type.REAL, Extent.UNIFORM)  # the smallest nor
 POSITION = leaf("position", None, Type.INT, Extent.CLASS)
 UPSTREAM = leaf("upstream", None, Type.REAL, Extent.ITEM)
 
-REDUCTIONS = frozenset({"sum", "max", "peak", "logsum", "expsum"})
+REDUCTIONS = frozenset({"sum", "max", "peak", "logsum", "expsum", "shifted"})
 
 
 def is_const(node: Node, value: float | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 A monoid has an identity, folds (lifts and merges) values, merges with another state, and projects its state to results. The code
 is csrc/losszoo/monoid.h, generic over lanes; here is what the scheduler and the printer need to know of it. Reductions that share
-a state (the peak, the log-sum and every softmax-weighted sum of the same logits) share one accumulator.
+a state (the peak, the log-sum, every softmax-weighted and every shifted sum of the same logits) share one accumulator.
 """
 
 from __future__ import annotations
@@ -38,13 +38,10 @@ def accumulators(reductions: Sequence[Node]) -> tuple[Accumulator, ...]:
 
 
 def _online(logits: Node, nodes: list[Node]) -> Accumulator:
-    weights: list[Node] = []
-    results: list[tuple[Node, str]] = []
-    for node in nodes:
-        if node.op == "expsum":
-            results.append((node, f"mean({len(weights)}, "))
-            weights.append(node.args[1])
-        else:
-            results.append((node, f"{node.op}("))
+    means = [n for n in nodes if n.op == "expsum"]
+    shifted = [n for n in nodes if n.op == "shifted"]
+    results = [(n, f"{n.op}(") for n in nodes if n.op in ("peak", "logsum")]
+    results += [(n, f"mean({i}, ") for i, n in enumerate(means)] + [(n, f"shifted({i}, ") for i, n in enumerate(shifted)]
+    weights = [n.args[1] for n in means + shifted]
     padding = ("-lz::infinity<R>()", *("R(0)" for _ in weights))
-    return Accumulator(f"lz::Online<R, L, {len(weights)}>", (logits, *weights), padding, tuple(results))
+    return Accumulator(f"lz::Online<R, L, {len(means)}, {len(shifted)}>", (logits, *weights), padding, tuple(results))

@@ -87,6 +87,13 @@ _ROWS = (
     _binary("sub", lambda t, x, y: x - y, lambda n, g: (g, b.neg(g)), "{0} - {1}"),
     _binary("mul", lambda t, x, y: x * y, lambda n, g: (b.mul(g, n.args[1]), b.mul(g, n.args[0])), "{0} * {1}"),
     Primitive(
+        "share",
+        lambda t, x, y: t.where((x == 0) & t.isinf(y), t.zeros((), dtype=y.dtype, device=y.device), x * y),
+        lambda n, g: (b.where(_absent(n), ZERO, b.mul(g, n.args[1])), b.mul(g, n.args[0])),
+        "lz::share({0}, {1})",
+        edges="x * y, but a share of 0 of an infinite y is 0",
+    ),
+    Primitive(
         "div",
         lambda t, x, y: x / y,
         lambda n, g: (b.div(g, n.args[1]), b.neg(b.mul(b.div(g, n.args[1]), n))),
@@ -185,6 +192,13 @@ _ROWS = (
         edges="sum(softmax(x) * f), made by ir.algebra after autodiff",
     ),
     Primitive(
+        "shifted",
+        lambda t, x, f: t.where(f == 0, t.zeros((), dtype=x.dtype, device=x.device), f * (x - _shift(t, x))).sum(-1, keepdim=True),
+        _none,
+        "",
+        edges="sum(f * (x - max(x))), made by ir.algebra after autodiff; where f is 0 nothing is added",
+    ),
+    Primitive(
         "pick",
         lambda t, x, y: _gather(t, x, y),
         lambda n, g: (b.where(b.onehot(n.args[1]), g, ZERO), None),
@@ -200,6 +214,11 @@ def _signed(x: Node, g: Node) -> Node:
     return b.where(b.apply("gt", x, ZERO), g, b.where(b.apply("lt", x, ZERO), b.neg(g), b.mul(g, x)))
 
 
+def _absent(node: Node) -> Node:
+    share, value = node.args
+    return b.apply("and", b.apply("eq", share, ZERO), b.apply("eq", b.apply("abs", value), const(float("inf"))))
+
+
 def _arc(x: Node) -> Node:
     """sqrt(1 - x * x), precise near 1."""
     return b.apply("sqrt", b.mul(b.sub(ONE, x), b.add(ONE, x)))
@@ -212,9 +231,9 @@ def _shift(t, x):
 
 
 def _gather(t, x, y):
-    classes = x.shape[-1]
+    classes, rows = x.shape[-1], max(x.shape[0], y.shape[0])
+    x, y = x.expand(rows, classes), y.expand(rows, 1)
     inside = (y >= 0) & (y < classes)
-    x = x.expand(y.shape[0], classes)
     return t.where(inside, x.gather(-1, t.where(inside, y, t.zeros_like(y))), t.zeros((), dtype=x.dtype, device=x.device))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from losszoo.ir import build as b
 from losszoo.ir.algebra import canonical
 from losszoo.ir.autodiff import gradient
-from losszoo.ir.expr import REDUCTIONS, Extent, Node, topological
+from losszoo.ir.expr import REDUCTIONS, ZERO, Node, topological
 from losszoo.ir.monoid import Accumulator, accumulators
 
 
@@ -16,7 +17,7 @@ class Plan:
     """One kernel: passes that fold the row, then values an item, then (backward) values a class."""
 
     passes: tuple[tuple[Accumulator, ...], ...]
-    outputs: Mapping[str, Node]
+    outputs: Mapping[object, Node]  # by name; the backward's by the leaf whose gradient it is
     state: tuple[Node, ...]  # reductions written by the forward, read by the backward
 
     def nodes(self) -> list[Node]:
@@ -35,12 +36,17 @@ class Program:
     row: bool  # whether there is a class axis to reduce over
 
 
-def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool) -> Program:
-    """Differentiate the output `loss` with respect to the leaves `wrt`, and schedule both directions."""
+def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool, absent: Node | None = None) -> Program:
+    """Differentiate the output `loss` with respect to the leaves `wrt`, and schedule both directions.
+
+    Items of which `absent` holds have gradient 0, even where their operands are nan.
+    """
     gradients = gradient(outputs["loss"], wrt)
+    if absent is not None:
+        gradients = {leaf: b.where(absent, ZERO, g) for leaf, g in gradients.items()}
     rewritten = canonical([*outputs.values(), *gradients.values()])
     forward_outputs = {name: rewritten[node] for name, node in outputs.items()}
-    backward_outputs = {f"grad_{_name(leaf)}": rewritten[node] for leaf, node in gradients.items()}
+    backward_outputs = {leaf: rewritten[node] for leaf, node in gradients.items()}
     computed = _reductions(forward_outputs.values())
     needed = _reductions(backward_outputs.values())
     state = tuple(node for node in _last_needed(backward_outputs.values(), computed) if node in set(computed))
@@ -48,11 +54,6 @@ def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool) -> Prog
     missing = [node for node in needed if node not in set(state)]
     backward = Plan(_passes(missing, frozenset(state)), backward_outputs, state)
     return Program(outputs, gradients, forward, backward, row)
-
-
-def _name(leaf: Node) -> str:
-    name, component = leaf.attr
-    return name if component is None else f"{name}_{component}"
 
 
 def _reductions(roots) -> list[Node]:
@@ -85,4 +86,4 @@ def _passes(reductions: Sequence[Node], available: frozenset[Node]) -> tuple[tup
     return tuple(accumulators([n for n in reductions if depth[n] == level]) for level in range(1, count + 1))
 
 
-__all__ = ["Extent", "Plan", "Program", "program"]
+__all__ = ["Plan", "Program", "program"]

@@ -98,6 +98,12 @@ def _mul(a: Node, b: Node) -> Node | None:
     return None
 
 
+def _share(a: Node, b: Node) -> Node | None:
+    if is_const(a):
+        return _again("mul", a, b) if a.attr != 0 else ZERO
+    return None
+
+
 def _div(a: Node, b: Node) -> Node | None:
     if is_const(b, 1):
         return a
@@ -176,6 +182,7 @@ _RULES: dict[str, Callable[..., Node | None]] = {
     "add": _add,
     "sub": _sub,
     "mul": _mul,
+    "share": _share,
     "div": _div,
     "neg": _neg,
     "where": _where,

@@ -2,13 +2,13 @@
 
 from losszoo.losses.focal import power
 from losszoo.spec import (
-    ClassWeight, Index, Row, Zero, classes, counts, expectation, expm1, is_label, log_softmax, logsumexp, loss, sum, tanh, where,
+    ClassWeight, Index, Row, Zero, classes, counts, expectation, expm1, is_label, log_softmax, logsumexp, loss, share, sum, tanh, where,
 )  # fmt: skip
 
 
 def _smoothed(logp, target, weight, label_smoothing):
     """(1 - s) * CE + s * (mean over the classes of -w * logp); a part whose coefficient is 0 is absent, also where it is infinite."""
-    weighted = where(weight == 0, 0, weight * logp)
+    weighted = share(weight, logp)
     hard = where(label_smoothing < 1, -expectation(weighted, target), 0)
     smooth = where(label_smoothing > 0, -sum(weighted) / classes(logp), 0)
     return (1 - label_smoothing) * hard + label_smoothing * smooth

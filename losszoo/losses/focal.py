@@ -1,19 +1,11 @@
 """Losses of single logits against targets in [0, 1], as dense detectors use them."""
 
-from losszoo.spec import Elem, exp, log, loss, sigmoid, smallest, softplus, where
+from losszoo.spec import Elem, exp, log, loss, share, sigmoid, smallest, softplus, where
 
 
 def power(q, gamma):
     """q**gamma for q in [0, 1], with a finite slope also where q is 0: there the loss that it scales is 0 as well."""
     return where(q < smallest, 0**gamma, exp(gamma * log(q)))
-
-
-def _share(part, loss):
-    """part * loss; nothing where the part is 0, even of an infinite loss."""
-    return where((part == 0) & (loss == INFINITY), 0, part * loss)
-
-
-INFINITY = float("inf")
 
 
 @loss(reduction="none")
@@ -24,7 +16,7 @@ def sigmoid_focal_loss(inputs: Elem, targets: Elem, alpha: float = 0.25, gamma: 
 
     Source: Lin et al. 2017, Focal Loss for Dense Object Detection; torchvision.ops.sigmoid_focal_loss.
     """
-    bce = _share(targets, softplus(-inputs)) + _share(1 - targets, softplus(inputs))
+    bce = share(targets, softplus(-inputs)) + share(1 - targets, softplus(inputs))
     missed = targets * sigmoid(-inputs) + (1 - targets) * sigmoid(inputs)
     balance = where(alpha < 0, 1, alpha * targets + (1 - alpha) * (1 - targets))
     return balance * power(missed, gamma) * bce

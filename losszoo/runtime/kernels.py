@@ -82,10 +82,10 @@ class Prepared:
             grad = empty_rows(operand, self.lowering)
             step = grad.stride(class_axis(grad.ndim))
             outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.layout.inner
-            self.values |= {f"s_grad_{name}_outer": outer, f"s_grad_{name}_class": step}
+            self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
         else:
             grad = operand.new_empty(operand.shape)
-        self.values[f"p_grad_{name}"] = grad.data_ptr()
+        self.values[f"g_{name}"] = grad.data_ptr()
         return grad
 
     def _grain(self) -> int:

@@ -48,6 +48,8 @@ def row_layout(x: Tensor) -> tuple[Rows, int, int] | None:
     shape, strides = list(x.shape), list(x.stride())
     classes, step = shape.pop(axis), strides.pop(axis)
     rows = prod(shape)
+    if x.numel() == 0:
+        return Rows("rows", rows, classes, 1), classes, 1
     if step == 1 or classes == 1:
         outer = joint_stride(shape, strides)
         if outer is not None:

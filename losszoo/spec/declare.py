@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from losszoo.errors import SpecError
 from losszoo.ir import build as b
-from losszoo.ir.expr import Extent, Node, Type, const, leaf
+from losszoo.ir.expr import ZERO, Extent, Node, Type, const, leaf
 from losszoo.spec.geometry import FORMATS, BoxExpr
 from losszoo.spec.maths import Expr, _node
 from losszoo.spec.operands import (
-    Box, Choices, ClassWeight, Elem, Index, Kind, Operand, Parameter, PerRow, Row, Scalar, StaticArgument, Zero,
+    Box, Choices, ClassWeight, Elem, Index, Kind, Operand, Parameter, PerRow, Row, Scalar, StaticArgument, Union, Zero,
 )  # fmt: skip
 
 WEIGHT = "weight"  # the engine's own operand: a factor an item, multiplied into the loss
@@ -68,6 +68,7 @@ class Traced:
     outputs: Mapping[str, Node]
     leaves: Mapping[str, tuple[Node, ...]]
     running: Mapping[str, str]  # scalar -> the output whose mean it follows
+    absent: Node | None = None  # where this holds, an item has no loss and no gradient, whatever its operands are
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +141,9 @@ class Spec:
             outputs = {"loss": outputs[choice.output], "counts": const(1.0)}
         if choice.weighted:
             leaves[WEIGHT] = PerRow.leaves(WEIGHT)
-            outputs["loss"] = b.mul(outputs["loss"], leaves[WEIGHT][0])
+            absent = b.apply("eq", leaves[WEIGHT][0], ZERO)
+            outputs["loss"] = b.where(absent, ZERO, b.mul(outputs["loss"], leaves[WEIGHT][0]))
+            return Traced(outputs, leaves, running, absent)
         return Traced(outputs, leaves, running)
 
     def _run(self, arguments: dict[str, object]) -> object:
@@ -159,11 +162,15 @@ class Spec:
         running: dict[str, str] = {}
         for part in parts:
             if isinstance(part, Counts):
+                if "counts" in outputs:
+                    raise self.error("returns counts(...) twice")
                 outputs["counts"] = self._item(part.value, "counts(...)")
             elif isinstance(part, RunningMean):
                 running[part.scalar] = f"mean of {part.scalar}"
                 outputs[running[part.scalar]] = self._item(part.value, "running_mean(...)")
             elif isinstance(part, dict):
+                if clash := {"loss", "counts"} & set(part):
+                    raise self.error(f"an output cannot be called {min(clash)!r}")
                 outputs |= {name: self._item(value, f"the output {name!r}") for name, value in part.items()}
             elif "loss" not in outputs:
                 outputs["loss"] = self._item(part, "the loss")
@@ -191,6 +198,8 @@ class Spec:
 
 def declare(function: Callable, reduction: str) -> Spec:
     """Read the signature, and trace the body in every way that it can be called."""
+    if not isinstance(function, types.FunctionType):
+        raise SpecError(f"@loss goes on a function, not on {function!r}")
     code = function.__code__
 
     def refuse(message: str) -> SpecError:
@@ -198,8 +207,8 @@ def declare(function: Callable, reduction: str) -> Spec:
 
     try:
         signature = inspect.signature(function, eval_str=True)
-    except NameError as error:
-        raise refuse(f"its annotations do not evaluate: {error}") from error
+    except Exception as error:
+        raise refuse(f"its annotations do not evaluate: {type(error).__name__}: {error}") from error
     operands, parameters, statics = [], [], []
     for p in signature.parameters.values():
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
@@ -217,6 +226,10 @@ def declare(function: Callable, reduction: str) -> Spec:
     if not any(kind.differentiable for kind in kinds):
         raise refuse("no operand has a gradient: at least one must be a Row, Elem, Box or Tuple")
     names = list(signature.parameters)
+    weight = [o for o in operands if o.name == WEIGHT and o.kinds == (ClassWeight,)]
+    taken = {"reduction", "normalizer", "box_format", "ignore_index", WEIGHT} - ({WEIGHT} if weight else set())
+    if clash := taken & set(names):
+        raise refuse(f"argument {min(clash)!r}: the engine has an argument of this name (only a ClassWeight may be called weight)")
     keyword_only = [n for n in names if signature.parameters[n].kind is inspect.Parameter.KEYWORD_ONLY]
     if reduction not in ("none", "mean", "sum"):
         raise refuse(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
@@ -236,20 +249,21 @@ def _argument(p: inspect.Parameter, refuse: Callable[[str], SpecError]) -> Opera
     if annotation is p.empty:
         raise refuse(f"argument {p.name!r} has no annotation: say what it is (Row, Index, Elem, Box, float, Static[...] ...)")
     if isinstance(annotation, Choices):
-        if default is None and None not in annotation.values:
-            default = annotation.values[0]
+        if p.default is p.empty:
+            raise refuse(f"argument {p.name!r}: a Static argument needs a default")
         if default not in annotation.values:
             raise refuse(f"argument {p.name!r}: its default {default!r} is not one of {annotation.values}")
         return StaticArgument(p.name, annotation.values, default)
-    if isinstance(annotation, Kind) or (isinstance(annotation, tuple) and all(isinstance(k, Kind) for k in annotation)):
-        kinds = annotation if isinstance(annotation, tuple) else (annotation,)
+    if isinstance(annotation, (Kind, Union)):
+        kinds = annotation.kinds if isinstance(annotation, Union) else (annotation,)
         if default is not None and not number:
             raise refuse(f"operand {p.name!r}: its default must be the number that stands for it when it is left out, got {default!r}")
         return Operand(p.name, kinds, None if default is None else float(default))
     options = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) else {annotation}
     off = {type(None): None, Zero: 0.0}
     if float in options and options <= {float, *off} and len(options) <= 2:
-        if default is not None and not number:
+        allowed = number or p.default is p.empty or (default is None and type(None) in options)
+        if not allowed:
             raise refuse(f"parameter {p.name!r}: its default must be a number, got {default!r}")
         return Parameter(p.name, default if default is None else float(default), p.default is p.empty, tuple(off[o] for o in options if o is not float))
     raise refuse(

@@ -34,6 +34,8 @@ class Expr:
 
     def __getitem__(self, index: object) -> Expr:
         label = _node(index)
+        if label.op == "const" and (label.attr < 0 or label.attr != int(label.attr)):
+            raise SpecError(f"x[{label.attr}]: a class is a whole number from 0 on")
         if label.extent is Extent.CLASS:
             raise SpecError("x[y] takes one class a row: the index varies along the class axis")
         return Expr(b.pick(self.node, label))
@@ -42,8 +44,8 @@ class Expr:
 def _node(value: object) -> Node:
     if isinstance(value, Expr):
         return value.node
-    if isinstance(value, (bool, int, float)):
-        return const(value)
+    if isinstance(value, (bool, int, float)):  # numpy's numbers too: their text is not C's
+        return const(bool(value) if isinstance(value, bool) else int(value) if isinstance(value, int) else float(value))
     raise SpecError(f"expected a symbolic value or a number, got {type(value).__name__}: {value!r}")
 
 
@@ -192,7 +194,12 @@ def expectation(e: object, target: Expr) -> Expr:
     t = _node(target)
     if t.type is Type.INT:
         return Expr(b.pick(_real(e), t))
-    return Expr(b.sum(b.where(b.apply("eq", t, ZERO), ZERO, b.mul(t, _real(e)))))
+    return Expr(b.sum(b.apply("share", t, _real(e))))
+
+
+def share(part: object, whole: object) -> Expr:
+    """part * whole, where a share of 0 is nothing, even of an infinite whole."""
+    return Expr(b.apply("share", _real(part), _real(whole)))
 
 
 def is_label(target: Expr) -> bool:

@@ -18,8 +18,8 @@ class Kind:
     differentiable: bool = False
     meaning: str = ""
 
-    def __or__(self, other: Kind) -> tuple[Kind, ...]:
-        return (self, other)
+    def __or__(self, other: Kind) -> Union:
+        return Union((self,)) | other
 
     def __repr__(self) -> str:
         return self.name
@@ -30,6 +30,18 @@ class Kind:
             return (leaf("scalar", operand, Type.REAL, Extent.UNIFORM),)
         components = [None] if self.components is None else range(self.components)
         return tuple(leaf("operand", (operand, c), self.type, self.extent) for c in components)
+
+
+@dataclass(frozen=True)
+class Union:
+    """`Index | Row`: an operand that comes as one kind or another."""
+
+    kinds: tuple[Kind, ...]
+
+    def __or__(self, other: Kind) -> Union:
+        if not isinstance(other, Kind):
+            raise TypeError(f"an operand is of one kind or another, not of {other!r}")
+        return Union((*self.kinds, other))
 
 
 Row = Kind("Row", Extent.CLASS, differentiable=True, meaning="a vector along the class axis")
