@@ -100,7 +100,7 @@ class _Printed:
         self.text |= self._section(results, first=not stages) | {"final_kept": self.kept}
 
     def _steps(self) -> list[dict]:
-        """Split the work on an item where a long function waits for another, one loop a step: side by side they overlap.
+        """Split the work on an item where a long function waits for another, one loop a step: within a loop they overlap.
 
         A processor looks some 250 instructions ahead, which is no more than one or two items of a loss with three exponentials.
         Each step says which values it reads that earlier ones kept, and keeps what later ones read.
@@ -110,7 +110,7 @@ class _Printed:
             level[node] = max((level[a] for a in node.args), default=0) + (node.op in SLOW and node.extent is Extent.ITEM)
         defined = [{"c": i["value"], "name": c["name"]} for i in self.singles for c in i["components"]]
         steps = []
-        for step in range(max(level.values()) + 1):
+        for step in range(1, max(1, *level.values()) + 1):
             known = set(self.item.names)
             lines = self.item.emit(self.roots, lambda node, step=step: level[node] <= step)
             defined += [{"c": C_TYPE[n.type], "name": t} for n, t in self.item.names.items() if n not in known]
