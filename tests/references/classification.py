@@ -47,7 +47,8 @@ def cross_entropy(
         logits = softcap * torch.tanh(logits / softcap)
     rows = _smoothed_rows(logits, probabilities, weight, label_smoothing)
     if z_loss:
-        rows = rows + z_loss * torch.logsumexp(logits, -1) ** 2
+        peak = logits.detach().amax(-1, keepdim=True)  # logsumexp's own gradient loses the digits of the peak
+        rows = rows + z_loss * (peak.squeeze(-1) + torch.logsumexp(logits - peak, -1)) ** 2
     rows = torch.where(kept, rows, 0.0)
     if weight is None or target.is_floating_point():
         denominator = kept.sum().to(input.dtype)
