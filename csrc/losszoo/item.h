@@ -12,10 +12,10 @@ LZ_FN R pick(const T* row, int64 step, int64 label, int64 classes) {
   return uint64(label) < uint64(classes) ? load<R>(row + label * step) : R(0);
 }
 
-// x * y, but a share of 0 of an infinite y is 0.
+// x * y, but 0 where x is 0, also of an infinite y.
 template <class R>
 LZ_FN R share(R x, R y) {
-  return select((x == R(0)) & (abs(y) == infinity<R>()), R(0), x * y);
+  return select(x == R(0), R(0), x * y);
 }
 
 // The label's place in a block of classes that begins at `base`, or -1: blocks are compared in 32 bits.

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from losszoo.ir.expr import Node
 
 
+ONLINE = frozenset({"peak", "logsum", "expsum", "shifted"})  # of the same logits, these share a state
+
+
 @dataclass(frozen=True)
 class Accumulator:
     """One running state of a pass: `monoid` is its C++ type, `inputs` what is folded for each class."""

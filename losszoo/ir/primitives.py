@@ -88,10 +88,10 @@ _ROWS = (
     _binary("mul", lambda t, x, y: x * y, lambda n, g: (b.mul(g, n.args[1]), b.mul(g, n.args[0])), "{0} * {1}"),
     Primitive(
         "share",
-        lambda t, x, y: t.where((x == 0) & t.isinf(y), t.zeros((), dtype=y.dtype, device=y.device), x * y),
+        lambda t, x, y: t.where(x == 0, t.zeros((), dtype=y.dtype, device=y.device), x * y),
         lambda n, g: (b.where(_absent(n), ZERO, b.mul(g, n.args[1])), b.mul(g, n.args[0])),
         "lz::share({0}, {1})",
-        edges="x * y, but a share of 0 of an infinite y is 0",
+        edges="x * y, but 0 where x is 0, also of an infinite or nan y; x has no gradient there where y is infinite",
     ),
     Primitive(
         "div",
@@ -231,7 +231,7 @@ def _shift(t, x):
 
 
 def _gather(t, x, y):
-    classes, rows = x.shape[-1], max(x.shape[0], y.shape[0])
+    classes, rows = x.shape[-1], y.shape[0] if x.shape[0] == 1 else x.shape[0]
     x, y = x.expand(rows, classes), y.expand(rows, 1)
     inside = (y >= 0) & (y < classes)
     return t.where(inside, x.gather(-1, t.where(inside, y, t.zeros_like(y))), t.zeros((), dtype=x.dtype, device=x.device))

@@ -9,7 +9,7 @@ from losszoo.ir import build as b
 from losszoo.ir.algebra import canonical
 from losszoo.ir.autodiff import gradient
 from losszoo.ir.expr import REDUCTIONS, ZERO, Node, topological
-from losszoo.ir.monoid import Accumulator, accumulators
+from losszoo.ir.monoid import ONLINE, Accumulator, accumulators
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool, absent:
     backward_outputs = {leaf: rewritten[node] for leaf, node in gradients.items()}
     computed = _reductions(forward_outputs.values())
     needed = _reductions(backward_outputs.values())
+    # What the forward's online states hold besides costs nothing to keep, and spares the backward a pass.
+    online = {node.args[0] for node in computed if node.op in ONLINE}
+    computed += [node for node in needed if node.op in ("peak", "logsum") and node.args[0] in online and node not in computed]
     state = tuple(node for node in _last_needed(backward_outputs.values(), computed) if node in set(computed))
     forward = Plan(_passes(computed, frozenset()), forward_outputs, state)
     missing = [node for node in needed if node not in set(state)]
