@@ -78,6 +78,7 @@ BINARY = {
     "add": b.add,
     "sub": b.sub,
     "mul": lambda x, y: b.mul(x, b.apply("tanh", y)),
+    "share": lambda x, y: b.apply("share", x, b.apply("tanh", y)),
     "div": lambda x, y: b.div(x, _square1(y)),
     "maximum": partial(b.apply, "maximum"),
     "atan2": lambda x, y: b.apply("atan2", x, _square1(y)),

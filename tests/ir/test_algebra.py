@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -50,6 +51,7 @@ def _linear(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         | st.builds(b.neg, inner)
         | st.builds(b.mul, FREE | PER_ROW, inner)
         | st.builds(b.mul, inner, FREE | PER_ROW)
+        | st.builds(partial(b.apply, "share"), FREE | PER_ROW, inner)
         | st.builds(lambda e, k: b.div(e, b.add(const(2.0), b.mul(k, k))), inner, PER_ROW | FREE)
         | st.builds(lambda x, y, e, f: b.where(b.apply("lt", x, y), e, f), FREE, FREE, inner, inner)
         | st.builds(lambda x, y, e: b.where(b.apply("lt", x, y), e, ZERO), PER_ROW, PER_ROW, inner)
@@ -69,7 +71,9 @@ def test_linear_sums_need_one_pass(e, seed, classes):
 def test_sums_split():
     """sum(z (x - lse)) = sum(z x) - lse sum(z), and a softmax-weighted sum is one reduction."""
     lse = b.apply("logsum", X)
+    shift = b.sub(X, b.peak(X))
     assert rewritten(b.sum(b.mul(Z, b.sub(X, lse)))) is b.sub(b.sum(b.mul(Z, X)), b.mul(lse, b.sum(Z)))
+    assert rewritten(b.sum(b.mul(Z, shift))) is b.apply("shifted", X, Z)
     assert rewritten(b.sum(b.mul(b.softmax(X), Z))) is b.apply("expsum", X, Z)
     assert rewritten(b.sum(b.mul(P, b.apply("tanh", X)))) is b.mul(P, b.sum(b.apply("tanh", X)))
 
@@ -100,6 +104,7 @@ SUMS = {
     "of log-probabilities": b.sum(b.log_softmax(X)),
     "under another softmax": b.sum(b.mul(b.softmax(Z), b.log_softmax(X))),
     "of probabilities": b.sum(b.mul(Z, b.log_softmax(X))),
+    "of shares": b.sum(b.apply("share", Z, b.log_softmax(X))),
     "selected": b.sum(b.where(b.apply("eq", Z, ZERO), ZERO, b.mul(Z, b.log_softmax(X)))),
     "of a divergence": b.sum(b.mul(b.softmax(Z), b.sub(b.log_softmax(Z), b.log_softmax(X)))),
 }
@@ -107,7 +112,7 @@ SUMS = {
 
 def weighted(what: str) -> bool:
     """Whether z are the weights themselves, not their logits."""
-    return what in ("of probabilities", "selected")
+    return what in ("of probabilities", "of shares", "selected")
 
 
 def error(what: str, leaves: dict[Node, Tensor]) -> float:
@@ -120,23 +125,14 @@ def error(what: str, leaves: dict[Node, Tensor]) -> float:
     return float(((got - want).abs() / (want.abs() + 1)).max()) / torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
-@pytest.mark.parametrize("what", SUMS)
-def test_a_large_common_offset_costs_no_precision(what, offset):
+def shifted(what: str, offset: float) -> dict[Node, Tensor]:
     leaves = values(1, classes=1000, dtype=torch.float32)
     leaves[X] = leaves[X] + offset
     leaves[Z] = torch.softmax(leaves[Z], -1) if weighted(what) else leaves[Z] + offset
-    assert error(what, leaves) < 30
+    return leaves
 
 
-NUMBERS = (-1e4, -1e9, torch.finfo(torch.float32).min)
-MASKS = [(what, number) for what in sorted(set(SUMS) - {"of log-probabilities"}) for number in NUMBERS]
-
-
-@pytest.mark.parametrize("at", [0, 3, slice(0, 300)], ids=str)
-@pytest.mark.parametrize("what, mask", [*MASKS, ("selected", -math.inf)])
-def test_a_class_masked_by_a_large_number(what, mask, at):
-    """Masked logits have no weight in the sum, so neither has the number that masks them; -inf needs a selection."""
+def masked(what: str, at: int | slice, mask: float) -> dict[Node, Tensor]:
     leaves = values(2, classes=1000, dtype=torch.float32)
     weights = torch.softmax(leaves[Z], -1)
     weights[:, at] = 0
@@ -144,7 +140,39 @@ def test_a_class_masked_by_a_large_number(what, mask, at):
     leaves[Z][:, at] = mask
     if weighted(what):
         leaves[Z] = weights
-    assert error(what, leaves) < 30
+    return leaves
+
+
+UNDER_A_SOFTMAX = ("under another softmax", "of a divergence")
+
+
+@pytest.mark.parametrize("what", SUMS)
+def test_a_large_common_offset_costs_no_precision(what):
+    for offset in (0.0, 500.0, -500.0) if what in UNDER_A_SOFTMAX else (0.0, 1e4, -1e4, 1e6):
+        assert error(what, shifted(what, offset)) < 30
+
+
+NUMBERS = (-1e4, -1e9, torch.finfo(torch.float32).min)
+MASKS = [(what, number) for what in sorted(set(SUMS) - {"of log-probabilities"}) for number in NUMBERS]
+
+
+@pytest.mark.parametrize("at", [0, 3, slice(0, 300)], ids=str)
+@pytest.mark.parametrize("what, mask", [*MASKS, ("selected", -math.inf), ("of shares", -math.inf)])
+def test_a_class_masked_by_a_large_number(what, mask, at):
+    """Masked logits have no weight in the sum, so neither has the number that masks them; -inf needs a selection.
+
+    (A shift by the first logit once turned the row to garbage where that was the masked one.)
+    """
+    assert error(what, masked(what, at, mask)) < 30
+
+
+@pytest.mark.parametrize("what", UNDER_A_SOFTMAX)
+def test_a_sum_under_a_softmax_is_as_precise_as_its_logits(what):
+    """It is folded beside another row's state, and shifted by the first logit, which may be a mask or far off with all others."""
+    for number in (-100.0, -900.0):
+        assert error(what, masked(what, 0, number)) < abs(number) / 2
+    for number in (2e3, 1e4):
+        assert error(what, shifted(what, number)) < number / 2
 
 
 def test_a_masked_row():

@@ -60,11 +60,20 @@ def _never(*args: Tensor) -> Tensor:
     return torch.zeros_like(args[0], dtype=torch.bool)
 
 
+def _share(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(_absent(x, y), 0.0, x * y)
+
+
+def _absent(x: Tensor, y: Tensor) -> Tensor:
+    return (x == 0) & y.isinf()
+
+
 TWO = (REAL, REAL)
 POINTWISE = {
     "add": Case(torch.add, TWO),
     "sub": Case(torch.sub, TWO),
     "mul": Case(torch.mul, TWO),
+    "share": Case(_share, TWO, (_absent, _never)),
     "div": Case(torch.div, TWO),
     "neg": Case(torch.neg),
     "abs": Case(torch.abs, differs=(_a_nan,)),
@@ -109,12 +118,18 @@ def _pick(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(inside, x.gather(-1, y.clamp(0, x.shape[-1] - 1)), 0.0)
 
 
+def _shifted(x: Tensor, f: Tensor) -> Tensor:
+    peak = x.amax(-1, keepdim=True)
+    return torch.where(f == 0, 0.0, f * (x - peak.masked_fill(peak == -INF, 0.0))).sum(-1, keepdim=True)
+
+
 REDUCING = {
     "sum": Case(lambda x: x.sum(-1, keepdim=True)),
     "max": Case(lambda x: x.amax(-1, keepdim=True)),
     "peak": Case(lambda x: x.amax(-1, keepdim=True), gradient=False),
     "logsum": Case(_logsum, differs=(lambda x: (x == -INF).all(-1, keepdim=True),)),
     "expsum": Case(lambda x, f: (torch.softmax(x, -1) * f).sum(-1, keepdim=True), TWO, gradient=False),
+    "shifted": Case(_shifted, TWO, gradient=False),
     "pick": Case(_pick, (REAL, INT)),
 }
 

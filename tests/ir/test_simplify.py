@@ -33,14 +33,19 @@ def mask(c: Node, x: Node) -> Node:
     return apply("where", c, x, ZERO)
 
 
+def unmask(c: Node, x: Node) -> Node:
+    return apply("where", c, ZERO, x)
+
+
 # What a rule is for -> the primitive and its arguments that it must rewrite.
 RULES: dict[str, list[tuple]] = {
     "add": [("add", ZERO, X), ("add", X, ZERO), ("add", X, neg(Y)), ("add", neg(X), Y), ("add", neg(X), neg(Y))],
     "sub": [("sub", X, ZERO), ("sub", ZERO, X), ("sub", X, neg(Y))],
     "mul": [("mul", ONE, X), ("mul", X, ONE), ("mul", LESS, X), ("mul", X, LESS), ("mul", neg(X), Y), ("mul", X, neg(Y)),
             ("mul", neg(X), neg(Y))],
+    "share": [("share", ONE, X), ("share", TWO, X), ("share", ZERO, X)],
     "div": [("div", X, ONE), ("div", neg(X), Y)],
-    "neg": [("neg", neg(X)), ("neg", apply("sub", X, Y)), ("neg", mask(C, X))],
+    "neg": [("neg", neg(X)), ("neg", apply("sub", X, Y)), ("neg", mask(C, X)), ("neg", unmask(C, X))],
     "where": [("where", TRUE, X, Y), ("where", FALSE, X, Y), ("where", C, X, X), ("where", apply("not", C), X, Y),
               ("where", C, apply("where", C, X, Y), X)],
     "pow": [("pow", X, ZERO), ("pow", X, const(-0.0)), ("pow", X, ONE), ("pow", X, TWO)],
@@ -54,11 +59,14 @@ RULES: dict[str, list[tuple]] = {
     "real": [("real", X)],
 }  # fmt: skip
 CASES = [case for cases in RULES.values() for case in cases]
-MASKED = {  # and the conditions that the value hangs on
-    ("mul", mask(C, X), Y): (C,),
-    ("mul", Y, mask(C, X)): (C,),
-    ("div", mask(C, X), Y): (C,),
-    ("mul", mask(C, X), mask(D, Y)): (C, D),
+MASKED = {  # and where the value is there
+    ("mul", mask(C, X), Y): lambda c, d: c,
+    ("mul", Y, mask(C, X)): lambda c, d: c,
+    ("mul", unmask(C, X), Y): lambda c, d: ~c,
+    ("mul", mask(C, X), mask(D, Y)): lambda c, d: c & d,
+    ("mul", unmask(C, X), mask(D, Y)): lambda c, d: ~c & d,
+    ("div", mask(C, X), Y): lambda c, d: c,
+    ("div", unmask(C, X), Y): lambda c, d: ~c,
 }
 
 reals = st.floats() | st.sampled_from((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan))
@@ -112,8 +120,8 @@ def test_a_masked_factor(case, rows):
     """The documented exception: where the mask is off the product is 0, also where the other factor is infinite or nan."""
     op, *args = case
     known = leaves(rows)
-    on = torch.stack([known[c] for c in MASKED[case]]).all(0)
-    want = torch.where(on, plain(op, tuple(args), known), 0.0)
+    there = MASKED[case](known[C], known[D])
+    want = torch.where(there, plain(op, tuple(args), known), 0.0)
     assert equal(value(apply(op, *args), known), want)
 
 

@@ -52,6 +52,7 @@ MEANINGS = {
     "x[a number]": (x[2], x_[:, 2:3]),
     "expectation": (spec.expectation(x, y), x_.gather(-1, y_)),
     "expectation of probabilities": (spec.expectation(x, spec.softmax(z)), (q_ * x_).sum(-1, keepdim=True)),
+    "share": (spec.share(spec.where(x > 0, x, 0), spec.log(spec.where(x > 0, 1, 0)) + z), torch.where(x_ > 0, x_ * z_, 0.0)),
     "expectation of one value": (spec.expectation(p, y), p_),
     "smallest": (spec.smallest + 0 * p, torch.full_like(p_, torch.finfo(torch.float64).tiny)),
     "pi": (spec.pi * p, math.pi * p_),
