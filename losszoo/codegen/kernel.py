@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 from losszoo.codegen.context import context
 from losszoo.codegen.render import Rendered
@@ -112,7 +112,7 @@ class Kernel:
         return Rendered(self.spec.name, language, context(self, language))
 
 
-@lru_cache(maxsize=None)
+@cache
 def scheduled(spec: Spec, choice: Choice, wrt: tuple[str, ...]) -> Program:
     """The forward and backward plans of a loss, shared by all its forms."""
     traced = spec.trace(choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -29,7 +30,8 @@ class Rendered:
     @cached_property
     def text(self) -> str:
         template = _environment().get_template(TEMPLATES[self.language].format(**self.context))
-        return _indented(template.render(k=self.context))
+        text = _indented(template.render(k=self.context))
+        return re.sub(r"[^\x00-\x7f]", lambda letter: f"u{ord(letter[0]):x}_", text)  # NVRTC reads no names in other alphabets
 
 
 def _indented(text: str) -> str:

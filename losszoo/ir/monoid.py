@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from losszoo.ir.expr import Node
 
-
 ONLINE = frozenset({"peak", "logsum", "expsum", "shifted"})  # of the same logits, these share a state
 
 

@@ -118,7 +118,7 @@ _ROWS = (
     Primitive("exp", lambda t, x: t.exp(x), lambda n, g: (b.mul(g, n),), "lz::exp({0})"),
     Primitive("log", lambda t, x: t.log(x), lambda n, g: (b.div(g, n.args[0]),), "lz::log({0})"),
     Primitive("log1p", lambda t, x: t.log1p(x), lambda n, g: (b.div(g, b.add(ONE, n.args[0])),), "lz::log1p({0})"),
-    Primitive("log1p_unit", lambda t, x: t.log1p(x), _none, "lz::log1p_unit({0})", edges="log1p from 0 to 1, made by ir.expand after autodiff"),
+    Primitive("log1p_unit", lambda t, x: t.log1p(x), _none, "lz::log1p_unit({0})", edges="for 0 <= x <= 1; made by ir.expand"),
     Primitive("expm1", lambda t, x: t.expm1(x), lambda n, g: (b.mul(g, b.apply("exp", n.args[0])),), "lz::expm1({0})"),
     Primitive("sqrt", lambda t, x: t.sqrt(x), lambda n, g: (b.div(g, b.mul(TWO, n)),), "lz::sqrt({0})", edges="gradient inf at 0"),
     Primitive("tanh", lambda t, x: t.tanh(x), lambda n, g: (b.mul(g, b.sub(ONE, b.mul(n, n))),), "lz::tanh({0})"),

@@ -1,7 +1,7 @@
 """Rewrite rules. Each keeps the value for every input, nan and infinity included, so `0 * x` is no rule here.
 
-The rule that carries weight is the one for `where(c, a, 0) * b` (and its mirror image): the product moves inside the selection, so an adjoint that
-is absent stays absent even where the factor is infinite. Autodiff leans on it (a selection never multiplies by 0).
+The rule that carries weight is the one for `where(c, a, 0) * b` (and its mirror image): the product moves inside the selection, so
+an adjoint that is absent stays absent even where the factor is infinite. Autodiff leans on it (a selection never multiplies by 0).
 """
 
 from __future__ import annotations

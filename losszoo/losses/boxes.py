@@ -1,7 +1,21 @@
 """Losses of predicted boxes against target boxes. Coordinates may have any unit: the losses do not depend on scale."""
 
 from losszoo.spec import (
-    Box, Scalar, Static, atan2, center_distance2, clamp, exp, hull_diagonal2, intersection, loss, pi, ratio, running_mean, stop_gradient, union,
+    Box,
+    Scalar,
+    Static,
+    atan2,
+    center_distance2,
+    clamp,
+    exp,
+    hull_diagonal2,
+    intersection,
+    loss,
+    pi,
+    ratio,
+    running_mean,
+    stop_gradient,
+    union,
 )  # fmt: skip
 
 

@@ -2,7 +2,22 @@
 
 from losszoo.losses.focal import power
 from losszoo.spec import (
-    ClassWeight, Index, Row, Zero, classes, counts, expectation, expm1, is_label, log_softmax, logsumexp, loss, share, sum, tanh, where,
+    ClassWeight,
+    Index,
+    Row,
+    Zero,
+    classes,
+    counts,
+    expectation,
+    expm1,
+    is_label,
+    log_softmax,
+    logsumexp,
+    loss,
+    share,
+    sum,
+    tanh,
+    where,
 )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def _item_shape(tensors: dict[str, Tensor], kinds: dict[str, Kind]) -> torch.Siz
         return shape
     elements = {name: tensors[name] for name, kind in kinds.items() if kind is Elem}
     try:
-        return torch.broadcast_shapes(*(value.shape for value in elements.values()))
+        return torch.broadcast_tensors(*elements.values())[0].shape  # broadcast_shapes would import sympy
     except RuntimeError:
         got = ", ".join(f"{name} {tuple(value.shape)}" for name, value in elements.items())
         raise ValueError(f"the shapes do not match: {got}; expected shapes that broadcast together") from None

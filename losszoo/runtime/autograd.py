@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class _Function(torch.autograd.Function):
         return None, None, None, *(found.get(name) for name in operands)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(device_type: str) -> bool:
     """Whether kernels can be built for a device; says so once where they cannot."""
     language = {"cpu": "cpp", "cuda": "cuda"}.get(device_type)

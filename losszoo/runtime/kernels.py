@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -190,12 +190,12 @@ class _Cuda:
         self.functions[direction].launch(grid, block, 0, stream, prepared.pack())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(spec, choice, form: Form) -> Kernel:
     return Kernel(spec, choice, form)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _runner(kernel: Kernel, device_type: str, index: int | None) -> _Cpu | _Cuda:
     return _Cpu(kernel) if device_type == "cpu" else _Cuda(kernel, index)
 

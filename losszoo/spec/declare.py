@@ -16,7 +16,20 @@ from losszoo.ir.expr import ZERO, Extent, Node, Type, const, leaf
 from losszoo.spec.geometry import FORMATS, BoxExpr
 from losszoo.spec.maths import Expr, _node
 from losszoo.spec.operands import (
-    Box, Choices, ClassWeight, Elem, Index, Kind, Operand, Parameter, PerRow, Row, Scalar, StaticArgument, Union, Zero,
+    Box,
+    Choices,
+    ClassWeight,
+    Elem,
+    Index,
+    Kind,
+    Operand,
+    Parameter,
+    PerRow,
+    Row,
+    Scalar,
+    StaticArgument,
+    Union,
+    Zero,
 )  # fmt: skip
 
 WEIGHT = "weight"  # the engine's own operand: a factor an item, multiplied into the loss
@@ -261,11 +274,12 @@ def _argument(p: inspect.Parameter, refuse: Callable[[str], SpecError]) -> Opera
         return Operand(p.name, kinds, None if default is None else float(default))
     options = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) else {annotation}
     off = {type(None): None, Zero: 0.0}
+    switch = tuple(off[o] for o in options if o in off)
     if float in options and options <= {float, *off} and len(options) <= 2:
         allowed = number or p.default is p.empty or (default is None and type(None) in options)
         if not allowed:
             raise refuse(f"parameter {p.name!r}: its default must be a number, got {default!r}")
-        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, tuple(off[o] for o in options if o is not float))
+        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, switch)
     raise refuse(
         f"argument {p.name!r}: cannot be a {annotation!r}; possible are Row, Index, ClassWeight, Elem, Box, Tuple[k], PerRow, Scalar, "
         "float, float | None, float | Zero and Static[...]"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from losszoo.errors import SpecError
 from losszoo.ir import build as b
-from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, ZERO, Extent, Node, Type, const
+from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, Extent, Node, Type, const
 
 pi = math.pi
 
