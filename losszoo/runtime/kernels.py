@@ -117,7 +117,8 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tens
     state = torch.empty(len(plan.state), call.rows, **options) if keep and plan.state else None
     reduced = call.reduction != "none"
     loss = None if reduced else torch.empty(call.shape, **options)
-    total, denominator = torch.empty(2, **options) if reduced else (None, None)
+    # Two tensors: the user may write to the loss, and the backward still needs the denominator.
+    total, denominator = (torch.empty((), **options) if reduced else None for _ in range(2))
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if device.type == "cuda":
         if os.environ.get("LOSSZOO_CHECK") == "1":
