@@ -101,11 +101,14 @@ class _Rewriter:
 
     def factor(self, e: Node) -> Term:
         """Take out what is constant along the row."""
-        if e.op in ("mul", "share"):
-            for x, y in (e.args, e.args[::-1]) if e.op == "mul" else (e.args,):
-                if x.extent < Extent.CLASS:
-                    term = self.factor(y)
-                    return replace(term, factor=b.apply(e.op, x, term.factor))
+        if e.extent < Extent.CLASS:
+            return Term(e, ONE)
+        if e.op == "mul":
+            x, y = (self.factor(a) for a in e.args)
+            return Term(b.mul(x.factor, y.factor), b.mul(x.rest, y.rest))
+        if e.op == "share" and e.args[0].extent < Extent.CLASS:
+            term = self.factor(e.args[1])
+            return replace(term, factor=b.apply("share", e.args[0], term.factor))
         if e.op == "div" and e.args[1].extent < Extent.CLASS:
             term = self.factor(e.args[0])
             return replace(term, factor=b.div(term.factor, e.args[1]))

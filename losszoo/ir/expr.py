@@ -22,7 +22,7 @@ class Type(Enum):
     BOOL = "bool"
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """One value: the primitive `op` of `args`, or a leaf that `attr` names. Made by `intern` only; equal nodes are identical."""
 

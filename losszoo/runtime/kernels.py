@@ -35,9 +35,9 @@ class Prepared:
         }  # fmt: skip
         self.alive: list[Tensor] = []  # kept until the launch, whose pointers lead into them
         lowering, dense = self._place(call, operands)
-        self.lowering = lowering
-        self.grads = {name: self._gradient(name, operands[name]) for name in wrt}
-        dense = dense and all(self._aligned(g, call.kinds[n] is Row) for n, g in self.grads.items())
+        self.lowering, self.wrt = lowering, {name: operands[name] for name in wrt}
+        if self.device.type == "cuda" and lowering == "rows":  # the rows of a gradient lie packed
+            dense = dense and all(call.classes * x.element_size() % 16 == 0 for x in self.wrt.values())
         dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
         form = Form(lowering, dtypes, _name(call.real), wrt, dense)
         self.kernel = _kernel(call.spec, call.choice, form)
@@ -78,7 +78,9 @@ class Prepared:
         found = row_layout(value) if row else None
         return found is None or found[1] * value.element_size() % 16 == 0
 
-    def _gradient(self, name: str, operand: Tensor) -> Tensor:
+    def gradient(self, name: str) -> Tensor:
+        """Memory for the gradient of an operand, which the kernel will write."""
+        operand = self.wrt[name]
         if self.call.kinds[name] is Row:
             grad = in_large_pages(empty_rows(operand, self.lowering))
             step = grad.stride(class_axis(grad.ndim))
@@ -139,14 +141,14 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tens
 
 def backward(prepared: Prepared, grad: Tensor, denominator: Tensor | None, state: Tensor | None) -> list[Tensor]:
     """The gradients of the operands that the kernel was made for."""
-    call = prepared.call
     if grad.ndim == 0:
         item = 0
     else:
         grad, item, _ = item_strides(grad, None)
     prepared.values["grad_output_item"] = item
+    grads = [prepared.gradient(name) for name in prepared.wrt]
     prepared.run("backward", grad_output=grad, denominator=denominator, state=state)
-    return list(prepared.grads.values()) if call.rows else [g.zero_() for g in prepared.grads.values()]
+    return grads
 
 
 def launch_shape(prepared: Prepared) -> tuple[int, int]:
