@@ -159,8 +159,9 @@ def sigmoid_focal_loss(
 ) -> Errors:
     """16 operations, and gamma |log(1 - p_t)| more for the power; relative throughout where a target is 0 or 1.
 
-    Between 0 and 1, the cross-entropy may cancel in x - x t, and terms of both signs meet in the gradient. 1 - p_t is a
-    float itself: below the smallest normal one it may be flushed to 0.
+    Between 0 and 1, the cross-entropy may cancel in x - x t, and terms of both signs meet in the gradient. Floats
+    below the smallest normal one may be flushed to 0: 1 - p_t itself, and in the targets' gradient the loss before it is
+    divided by 1 - p_t.
     """
     p, r = torch.sigmoid(inputs), torch.sigmoid(-inputs)
     soft = (targets > 0) & (targets < 1)
@@ -174,6 +175,7 @@ def sigmoid_focal_loss(
     tiny = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).tiny
     flushed = torch.where(miss < tiny, power if gamma == 0 else (miss + tiny) ** gamma, 0.0) * balance * inputs.abs()
     loss = balance * power * entropy
+    flushed = flushed + torch.where(loss < 1e3 * tiny, balance * slope * entropy, 0.0)
     grad = balance * (power * miss + entropy * slope * p * r)
     target_grad = (abs(2 * alpha - 1) if alpha >= 0 else 0.0) * power * entropy
     target_grad = target_grad + balance * (power * inputs.abs() + entropy * slope)

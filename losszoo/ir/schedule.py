@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from losszoo.ir import build as b
@@ -48,23 +48,22 @@ def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool, absent:
     forward_outputs = {name: rewritten[node] for name, node in outputs.items()}
     backward_outputs = {leaf: rewritten[node] for leaf, node in gradients.items()}
     computed = _reductions(forward_outputs.values())
-    needed = _reductions(backward_outputs.values())
+    _, missing = _reached(backward_outputs.values(), computed)
     # What the forward's online states hold besides costs nothing to keep, and spares the backward a pass.
     online = {node.args[0] for node in computed if node.op in ONLINE}
-    computed += [node for node in needed if node.op in ("peak", "logsum") and node.args[0] in online and node not in computed]
-    state = tuple(node for node in _last_needed(backward_outputs.values(), computed) if node in set(computed))
+    computed += [node for node in missing if node.op in ("peak", "logsum") and node.args[0] in online]
+    state, missing = _reached(backward_outputs.values(), computed)
     forward = Plan(_passes(computed, frozenset()), forward_outputs, state)
-    missing = [node for node in needed if node not in set(state)]
     backward = Plan(_passes(missing, frozenset(state)), backward_outputs, state)
     return Program(outputs, gradients, forward, backward, row)
 
 
-def _reductions(roots) -> list[Node]:
+def _reductions(roots: Iterable[Node]) -> list[Node]:
     return [node for node in topological(roots) if node.op in REDUCTIONS]
 
 
-def _last_needed(roots, computed: Sequence[Node]) -> list[Node]:
-    """The reductions met from the roots without looking behind one that the forward has computed."""
+def _reached(roots: Iterable[Node], computed: Sequence[Node]) -> tuple[tuple[Node, ...], list[Node]]:
+    """The reductions met from the roots without looking behind a computed one: those computed, and those still to compute."""
     known, seen, found = set(computed), set(), []
     stack = list(roots)[::-1]
     while stack:
@@ -76,7 +75,7 @@ def _last_needed(roots, computed: Sequence[Node]) -> list[Node]:
             found.append(node)
         else:
             stack.extend(reversed(node.args))
-    return found
+    return tuple(found), [node for node in _reductions(roots) if node in seen and node not in known]
 
 
 def _passes(reductions: Sequence[Node], available: frozenset[Node]) -> tuple[tuple[Accumulator, ...], ...]:

@@ -42,10 +42,9 @@ def library() -> ctypes.CDLL:
             f"const auto v{i} = {READ[t].format(f'x[i * 3 + {i}]')};" for i, t in enumerate(POINTWISE[name].types)
         )
         for real in DTYPES:
-            lines.append(
-                f'extern "C" __attribute__((visibility("default"))) void {name}_{real}(const {real}* x, {real}* y, lz::int64 n) {{ using R = {real};'
-                f" for (lz::int64 i = 0; i < n; ++i) {{ {reads} y[i] = R({text}); }} }}"
-            )
+            head = f"void {name}_{real}(const {real}* x, {real}* y, lz::int64 n)"
+            body = f"using R = {real}; for (lz::int64 i = 0; i < n; ++i) {{ {reads} y[i] = R({text}); }}"
+            lines.append(f'extern "C" __attribute__((visibility("default"))) {head} {{ {body} }}')
     return ctypes.CDLL(str(build(Source("spelling", "cpp", "\n".join(lines) + "\n"))))
 
 

@@ -74,10 +74,13 @@ def hold(program: Program) -> None:
     assert len(set(forward.state)) == len(forward.state)
     computed = {node for accumulators in forward.passes for acc in accumulators for node, _ in acc.results}
     assert set(forward.state) <= computed, "the state is more than the forward's reductions"
-    assert all(node.op in REDUCTIONS and node.extent is Extent.ITEM for node in forward.state), "the state has more than a value a row"
+    assert all(node.op in REDUCTIONS and node.extent is Extent.ITEM for node in forward.state), "more than a value a row"
     inputs = [n for accumulators in backward.passes for acc in accumulators for n in acc.inputs]
     assert set(forward.state) <= behind([*inputs, *backward.outputs.values()], forward.state), "saved, and not read"
     for plan in (forward, backward):
+        known = backward.state if plan is backward else ()
+        folded = {node for accumulators in plan.passes for acc in accumulators for node, _ in acc.results}
+        assert folded <= behind([*plan.outputs.values(), *(() if known else plan.state)], known), "folded, and not read"
         for node in plan.nodes():
             spelled = TABLE[node.op].c if node.args else "a leaf"
             assert spelled or node.op in REDUCTIONS or node.op == "pick" and node.args[0].op == "operand", f"no C for {node.op}"

@@ -61,11 +61,7 @@ def _never(*args: Tensor) -> Tensor:
 
 
 def _share(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(_absent(x, y), 0.0, x * y)
-
-
-def _absent(x: Tensor, y: Tensor) -> Tensor:
-    return (x == 0) & y.isinf()
+    return x * torch.where((x == 0) & ~y.isfinite(), 0.0, y)
 
 
 TWO = (REAL, REAL)
@@ -73,7 +69,7 @@ POINTWISE = {
     "add": Case(torch.add, TWO),
     "sub": Case(torch.sub, TWO),
     "mul": Case(torch.mul, TWO),
-    "share": Case(_share, TWO, (_absent, _never)),
+    "share": Case(_share, TWO, (_a_nan, _never)),
     "div": Case(torch.div, TWO),
     "neg": Case(torch.neg),
     "abs": Case(torch.abs, differs=(_a_nan,)),
@@ -260,6 +256,11 @@ def test_arc_functions_are_precise_beside_1():
         want = 1 / math.sqrt(h * (2 - h))
         assert _slope("asin", 1 - h) == pytest.approx(want, rel=1e-14)
         assert _slope("acos", h - 1) == pytest.approx(-want, rel=1e-14)
+
+
+def test_a_share_of_0_of_a_nan_has_a_gradient_that_is_nan():
+    """It adds nothing, but how the share would change the value is not known. (Of an infinite value: 0, so that 0 stays 0.)"""
+    assert math.isnan(_slope("share", 0.0, NAN)) and _slope("share", 0.0, INF) == _slope("share", 0.0, NAN, wrt=1) == 0
 
 
 def test_abs_of_nan_has_gradient_nan():

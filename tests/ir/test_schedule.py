@@ -62,7 +62,10 @@ CE = losszoo.cross_entropy
         (of(CE, on=("label_smoothing",)), (1, 0)),
         (of(CE, (ClassWeight,), ("label_smoothing",)), (1, 0)),
         (of(CE, (Row,)), (1, 0)),
-        (of(CE, (Row, ClassWeight), ("label_smoothing", "z_loss", "softcap")), (1, 0)),
+        (of(CE, (Row, ClassWeight)), (1, 0)),
+        (of(CE, (Row,), ("z_loss", "softcap")), (1, 0)),
+        # The gradient sums (a + b t) w along the targets: nothing that the forward summed.
+        (of(CE, (Row, ClassWeight), ("label_smoothing", "z_loss", "softcap")), (1, 1)),
         (of(losszoo.softmax_focal_loss), (1, 0)),
         (of(losszoo.softmax_focal_loss, (ClassWeight,), ("label_smoothing",)), (1, 0)),
         (of(kl_distillation_loss), (1, 0)),
@@ -95,6 +98,13 @@ def test_softmax_weighted_sums_are_folded_online():
     kl = of(kl_distillation_loss)
     assert folded(kl)["expsum"] >= 1 and folded(kl)["sum"] == 0
     assert len(kl.forward.passes[0]) == 2  # the teacher's, with its weighted sums, and the student's
+
+
+def test_what_lies_behind_a_saved_value_is_not_saved():
+    """Of x * sum(tanh(z - max(z))) the slope in x is the sum; the maximum that it was made with is not needed again."""
+    spread = b.sum(b.apply("tanh", b.sub(Z, b.max_(Z))))
+    found = program({"loss": b.sum(b.mul(X, spread))}, [X], row=True)
+    assert found.forward.state == (spread,) and len(found.forward.passes) == 2 and not found.backward.passes
 
 
 def test_items_need_no_state():

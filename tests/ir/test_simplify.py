@@ -139,6 +139,22 @@ def test_constants_fold(op, data):
         assert apply(op, *args).op == "const"
 
 
+EDGES = (0.0, -0.0, 1.0, -1.0, 0.5, -2.0, math.inf, -math.inf, math.nan)
+BINARY = (
+    *("add", "sub", "mul", "share", "div", "pow", "atan2", "maximum", "minimum", "clamp_min", "clamp_max"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+
+
+@pytest.mark.parametrize("op", BINARY)
+def test_a_constant_on_either_side(op):
+    """0, 1, -1, 2 and the rest beside a variable that may be anything."""
+    known = {X: torch.tensor(EDGES, dtype=torch.float64).reshape(-1, 1)}
+    for number in (*EDGES, 2.0):
+        for args in ((X, const(number)), (const(number), X), (X, X)):
+            assert equal(value(apply(op, *args), known), plain(op, args, known)), args
+
+
 LEAVES = st.sampled_from((X, Y, ZERO, ONE, LESS, TWO, const(math.inf), const(-0.0)))
 
 

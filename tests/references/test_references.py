@@ -117,7 +117,9 @@ def test_ciou_is_torchvisions(kind):
         references.ciou_loss(pred, target, reduction="none"),
         torchvision.ops.complete_box_iou_loss(pred, target),
         rtol=1e-9,
-        atol=3 * 1e-7 / area.min().item(),  # torchvision adds its eps to the union, the squared diagonal and alpha's denominator
+        atol=3
+        * 1e-7
+        / area.min().item(),  # torchvision adds its eps to the union, the squared diagonal and alpha's denominator
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import pytest
 import torch
@@ -59,7 +60,9 @@ MEANINGS = {
     "powers": (x**2 + 2**x, x_**2 + 2**x_),
     "stop_gradient": (spec.stop_gradient(x), x_),
     "not, and, or": (spec.where(~(x > 0) & (z > 0) | (p > 0), x, z), torch.where(~(x_ > 0) & (z_ > 0) | (p_ > 0), x_, z_)),
-    "comparisons": (spec.where(x >= p, 1, 0) + (x != x) + (y == 2) * 4, (x_ >= p_).double() + (y_ == 2) * 4),
+    **{f"{op.__name__} at a tie": (spec.where(op(spec.floor(x), spec.floor(z)), x, 0), torch.where(op(x_.floor(), z_.floor()), x_, 0.0))
+       for op in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)},
+    "conditions as numbers": ((x >= p) * 1 + (x != x) + (y == 2) * 4, (x_ >= p_).double() + (y_ == 2) * 4),
     "whole numbers": ((y + 1) * 2 - 3, (y_ + 1) * 2 - 3),
 }  # fmt: skip
 
