@@ -78,9 +78,9 @@ def hold(program: Program) -> None:
     inputs = [n for accumulators in backward.passes for acc in accumulators for n in acc.inputs]
     assert set(forward.state) <= behind([*inputs, *backward.outputs.values()], forward.state), "saved, and not read"
     for plan in (forward, backward):
-        known = backward.state if plan is backward else ()
+        kept, known = (plan.state, ()) if plan is forward else ((), plan.state)
         folded = {node for accumulators in plan.passes for acc in accumulators for node, _ in acc.results}
-        assert folded <= behind([*plan.outputs.values(), *(() if known else plan.state)], known), "folded, and not read"
+        assert folded <= behind([*plan.outputs.values(), *kept], known), "folded, and not read"
         for node in plan.nodes():
             spelled = TABLE[node.op].c if node.args else "a leaf"
             assert spelled or node.op in REDUCTIONS or node.op == "pick" and node.args[0].op == "operand", f"no C for {node.op}"
