@@ -29,8 +29,9 @@ def sources() -> list[Path]:
     git = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
-    names = git.stdout.split("\n") if git.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("[!.]*")]
-    return [ROOT / name for name in names if name and "__pycache__" not in name and (ROOT / name).is_file()]
+    names = git.stdout.split("\n") if git.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*")]
+    hidden = re.compile(r"(^|/)(\.|__pycache__)")
+    return [ROOT / name for name in names if name and not hidden.search(name) and (ROOT / name).is_file()]
 
 
 def loss_names() -> re.Pattern[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -77,7 +78,9 @@ def test_a_warm_cache_starts_no_process(cache_dir: Path, monkeypatch: pytest.Mon
         toolchains._find.cache_clear()
         started = []
         run = toolchains.subprocess.run
-        toolchains.subprocess = SimpleNamespace(run=lambda command, **options: started.append(command) or run(command, **options))
+        toolchains.subprocess = SimpleNamespace(
+            DEVNULL=subprocess.DEVNULL, run=lambda command, **options: started.append(command) or run(command, **options)
+        )
         return f"{call_twice(build(TWICE))} after {[command[-1] for command in started]}"
 
     # A compiler that is a script may change its mind, so it is asked for its version, once.
