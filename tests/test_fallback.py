@@ -46,9 +46,8 @@ def run(names: str, cache: Path, **environment: str) -> str:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("names", [*NAMES, ",".join(NAMES)])
-def test_no_compiler(names, tmp_path):
-    said = run(names, tmp_path)
+def test_no_compiler(tmp_path):
+    said = run(",".join(NAMES), tmp_path)
     for part in "compiler", "g++", "interpreter":
         assert part in said, said
 

@@ -76,8 +76,8 @@ def test_eps_shifts_no_geometry_that_needs_none(name, options, device):
 
 
 @variants
-@pytest.mark.parametrize("count", [1, 31, 257, 100_003])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("count", [1, 31, 257, 40_003])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_every_count(name, options, count, reduction, device):
     pred, target = box_pairs("random", count, generator(count))
     call = Call({"pred": pred.float(), "target": target.float()}, {"reduction": reduction, **options}, ("pred",))

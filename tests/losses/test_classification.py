@@ -37,9 +37,9 @@ def test_interpreter(name, data, device):
 
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize(
-    "shape", [(3, 4097), (2, 32768), (2, 50_257), (2000, 5), (700, 130), (1, 19, 70, 90), (90, 70)]
+    "shape", [(3, 4097), (2, 32768), (1, 50_257), (2000, 5), (300, 130), (1, 19, 50, 60), (90, 70)]
 )
 def test_rows_of_every_length(name, shape, reduction, dtype, device):
     """Rows longer and shorter than a block, more rows than a block has, rows whose length no vector divides."""
