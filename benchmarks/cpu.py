@@ -56,6 +56,7 @@ def measure(problem: Problem) -> bool:
     times: list[list[float]] = [[] for _ in losses]
     for _ in range(ROUNDS + 2):
         for loss, spent in zip(losses, times):
+            time.sleep(0.02)  # a compiled function brings an OpenMP of its own, whose threads spin for a while after it
             begin = time.perf_counter()
             torch.autograd.grad(loss(input, target), input)
             spent.append(1e3 * (time.perf_counter() - begin))

@@ -36,7 +36,7 @@ def canonical(roots: Iterable[Node]) -> dict[Node, Node]:
 
 def row_softmax(node: Node) -> Node | None:
     """The logits x, if the node is softmax(x) = exp((x - peak(x)) - logsum(x))."""
-    if node.op == "exp" and node.args[0].op == "sub":
+    if node.op in ("exp", "exp_falling") and node.args[0].op == "sub":
         shifted, logsum = node.args[0].args
         if logsum.op == "logsum" and shifted.op == "sub" and shifted.args[1].op == "peak":
             x = shifted.args[0]
@@ -63,6 +63,8 @@ class _Rewriter:
             new = b.max_(args[0])
         else:
             new = rebuild(node, args)
+            if new.op == "exp" and row_softmax(new) is not None:
+                new = b.apply("exp_falling", new.args[0])
         self.done[node] = new
         return new
 

@@ -116,6 +116,7 @@ _ROWS = (
     ),
     # exponentials
     Primitive("exp", lambda t, x: t.exp(x), lambda n, g: (b.mul(g, n),), "lz::exp({0})"),
+    Primitive("exp_falling", lambda t, x: t.exp(x), _none, "lz::exp_falling({0})", edges="a softmax's exp, made by ir.algebra"),
     Primitive("log", lambda t, x: t.log(x), lambda n, g: (b.div(g, n.args[0]),), "lz::log({0})"),
     Primitive("log1p", lambda t, x: t.log1p(x), lambda n, g: (b.div(g, b.add(ONE, n.args[0])),), "lz::log1p({0})"),
     Primitive("log1p_unit", lambda t, x: t.log1p(x), _none, "lz::log1p_unit({0})", edges="for 0 <= x <= 1; made by ir.expand"),
