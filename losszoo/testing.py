@@ -113,9 +113,9 @@ def _draw(spec: Spec, choice: Choice, dtype, layout: str, shape, reduction: str,
             operands.append(_laid_out(value, layout).requires_grad_() if kind.differentiable else value)
     parameters = []
     for parameter, present in zip(spec.parameters, choice.present, strict=True):
-        usual = (0.1, 0.4) if parameter.off or parameter.required else (parameter.default,) * 2
+        usual = (0.1, 0.4) if parameter.fixed or parameter.required else (parameter.default,) * 2
         low, high = ranges.get(parameter.name, usual)
-        parameters.append(low + (high - low) * float(torch.rand((), generator=generator)) if present else parameter.off[0])
+        parameters.append(low + (high - low) * float(torch.rand((), generator=generator)) if present else parameter.fixed[0])
     ignore = -100 if spec.labelled else None
     return check_arguments(spec, tuple(operands), tuple(parameters), choice.statics, ignore, reduction, None, None)
 

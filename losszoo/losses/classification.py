@@ -5,6 +5,7 @@ from losszoo.spec import (
     ClassWeight,
     Index,
     Row,
+    Usual,
     Zero,
     classes,
     counts,
@@ -50,7 +51,7 @@ def cross_entropy(
 
 @loss
 def softmax_focal_loss(
-    input: Row, target: Index, gamma: float = 2.0, weight: ClassWeight = 1, *, label_smoothing: float | Zero = 0.0
+    input: Row, target: Index, gamma: float | Usual[2.0] = 2.0, weight: ClassWeight = 1, *, label_smoothing: float | Zero = 0.0
 ):
     """(1 - p[y])**gamma * CE(x, y), with p = softmax(x) and CE the cross-entropy with class weights and smoothing.
 

@@ -28,7 +28,7 @@ class Call:
     choice: Choice
     operands: Mapping[str, Tensor]
     kinds: Mapping[str, Kind]
-    numbers: tuple[float, ...]  # the runtime parameters that are on
+    numbers: tuple[float, ...]  # the runtime parameters that are free
     ignore_index: int
     reduction: str
     normalizer: Tensor | None
@@ -94,7 +94,7 @@ def check(
 def check_options(
     spec: Spec, parameters: tuple, statics: tuple, ignore_index: object, reduction: object
 ) -> tuple[tuple[float, ...], tuple[bool, ...]]:
-    """Check what is no tensor; give the runtime parameters as numbers, and which of them are on."""
+    """Check what is no tensor; give the runtime parameters as numbers, and which of them are free."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: got {reduction!r}, expected 'none', 'mean' or 'sum'")
     for static, value in zip(spec.statics, statics, strict=True):
@@ -108,13 +108,13 @@ def check_options(
 def _parameters(spec: Spec, values: tuple) -> tuple[tuple[float, ...], tuple[bool, ...]]:
     given = []
     for parameter, value in zip(spec.parameters, values, strict=True):
-        if not isinstance(value, Tensor) and not parameter.on(value):
+        if not isinstance(value, Tensor) and not parameter.free(value):
             continue
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             hint = "; a tensor would have to be read back from the device" if isinstance(value, Tensor) else ""
-            raise TypeError(f"{parameter.name}: got {describe(value)}, expected a number{' or None' * (None in parameter.off)}{hint}")
+            raise TypeError(f"{parameter.name}: got {describe(value)}, expected a number{' or None' * (None in parameter.fixed)}{hint}")
         given.append(float(value))
-    return tuple(given), tuple(p.on(v) for p, v in zip(spec.parameters, values, strict=True))
+    return tuple(given), tuple(p.free(v) for p, v in zip(spec.parameters, values, strict=True))
 
 
 def _kind(operand, value: object) -> Kind:

@@ -45,11 +45,11 @@ from losszoo.spec.maths import (
     tanh,
     where,
 )  # fmt: skip
-from losszoo.spec.operands import Box, ClassWeight, Elem, Index, PerRow, Row, Scalar, Static, Tuple, Zero
+from losszoo.spec.operands import Box, ClassWeight, Elem, Index, PerRow, Row, Scalar, Static, Tuple, Usual, Zero
 from losszoo.surface import loss
 
 __all__ = [
-    "Box", "ClassWeight", "Elem", "Index", "PerRow", "Row", "Scalar", "Spec", "Static", "Tuple", "Zero", "Choice",
+    "Box", "ClassWeight", "Elem", "Index", "PerRow", "Row", "Scalar", "Spec", "Static", "Tuple", "Usual", "Zero", "Choice",
     "abs", "acos", "asin", "atan", "atan2", "center_distance2", "clamp", "classes", "cos", "counts", "exp", "expectation", "expm1",
     "floor", "hull", "hull_diagonal2", "intersection", "is_label", "log", "log1p", "log_softmax", "logsumexp", "loss", "max",
     "maximum", "minimum", "onehot", "pi", "position", "ratio", "running_mean", "share", "sigmoid", "sin", "smallest", "softmax", "softplus",

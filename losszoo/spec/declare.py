@@ -23,13 +23,13 @@ from losszoo.spec.operands import (
     Index,
     Kind,
     Operand,
+    OwnKernel,
     Parameter,
     PerRow,
     Row,
     Scalar,
     StaticArgument,
     Union,
-    Zero,
 )  # fmt: skip
 
 WEIGHT = "weight"  # the engine's own operand: a factor an item, multiplied into the loss
@@ -65,11 +65,11 @@ def running_mean(scalar: Expr, e: object) -> RunningMean:
 
 @dataclass(frozen=True)
 class Choice:
-    """What specialises a trace: the kind of each operand given (None: left out), static values, which parameters are on."""
+    """What specialises a trace: the kind of each operand given (None: left out), static values, which parameters are free."""
 
     kinds: tuple[Kind | None, ...]
     statics: tuple[object, ...]
-    present: tuple[bool, ...]  # which parameters are not off
+    present: tuple[bool, ...]  # which parameters are not at a fixed value
     weighted: bool = False
     output: str = "loss"
 
@@ -116,12 +116,12 @@ class Spec:
 
     def default_choice(self) -> Choice:
         kinds = tuple(None if o.optional and o.kinds != (Scalar,) else o.kinds[0] for o in self.operands)
-        return Choice(kinds, tuple(s.default for s in self.statics), tuple(p.on(p.default) for p in self.parameters))
+        return Choice(kinds, tuple(s.default for s in self.statics), tuple(p.free(p.default) for p in self.parameters))
 
     def choices(self) -> list[Choice]:
         """Every way to specialise the spec, for declaration-time checks and for building ahead."""
         kinds = [((None,) if o.optional and o.kinds != (Scalar,) else ()) + o.kinds for o in self.operands]
-        present = [(False, True) if p.off else (True,) for p in self.parameters]
+        present = [(False, True) if p.fixed else (True,) for p in self.parameters]
         statics = [s.choices for s in self.statics]
         return [Choice(*c) for c in itertools.product(*(list(itertools.product(*x)) for x in (kinds, statics, present)))]
 
@@ -148,7 +148,7 @@ class Spec:
                 arguments[operand.name] = tuple(Expr(n) for n in nodes)
         for parameter, present in zip(self.parameters, choice.present, strict=True):
             node = leaf("param", parameter.name, Type.REAL, Extent.UNIFORM)
-            arguments[parameter.name] = Expr(node) if present else parameter.off[0]
+            arguments[parameter.name] = Expr(node) if present else parameter.fixed[0]
         outputs, running = self._outputs(self._run(arguments))
         if choice.output != "loss":
             outputs = {"loss": outputs[choice.output], "counts": const(1.0)}
@@ -272,15 +272,18 @@ def _argument(p: inspect.Parameter, refuse: Callable[[str], SpecError]) -> Opera
         if default is not None and not number:
             raise refuse(f"operand {p.name!r}: its default must be the number that stands for it when it is left out, got {default!r}")
         return Operand(p.name, kinds, None if default is None else float(default))
-    options = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) else {annotation}
-    off = {type(None): None, Zero: 0.0}
-    switch = tuple(off[o] for o in options if o in off)
-    if float in options and options <= {float, *off} and len(options) <= 2:
-        allowed = number or p.default is p.empty or (default is None and type(None) in options)
-        if not allowed:
+    fixed: tuple[None | float, ...] | None = None
+    if annotation is float:
+        fixed = ()
+    elif isinstance(annotation, OwnKernel):
+        fixed = annotation.values
+    elif isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        fixed = (None,) if set(typing.get_args(annotation)) == {float, type(None)} else None
+    if fixed is not None:
+        if not (number or p.default is p.empty or (default is None and None in fixed)):
             raise refuse(f"parameter {p.name!r}: its default must be a number, got {default!r}")
-        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, switch)
+        return Parameter(p.name, default if default is None else float(default), p.default is p.empty, fixed)
     raise refuse(
         f"argument {p.name!r}: cannot be a {annotation!r}; possible are Row, Index, ClassWeight, Elem, Box, Tuple[k], PerRow, Scalar, "
-        "float, float | None, float | Zero and Static[...]"
+        "float, float | None, float | Zero, float | Usual[value] and Static[...]"
     )

@@ -89,21 +89,42 @@ class Operand:
         return self.default is not None
 
 
-class Zero:
-    """`float | Zero`: a runtime number that switches a part of the loss off at 0. That kernel is built without the part."""
+@dataclass(frozen=True)
+class Usual:
+    """`float | Usual[2.0]`: a runtime number with a kernel of its own for one value, which is a plain number to the spec there."""
+
+    value: float
+
+    def __class_getitem__(cls, value: float) -> Usual:
+        return cls(float(value))
+
+    def __ror__(self, other: object) -> OwnKernel:
+        if other is not float:
+            raise TypeError(f"only float can stand before | {self}, not {other!r}")
+        return OwnKernel((self.value,))
+
+
+Zero = Usual(0.0)  # `float | Zero`: at 0 a part of the loss is switched off, and its kernel is built without it
+
+
+@dataclass(frozen=True)
+class OwnKernel:
+    """The annotation of a runtime number: the values with kernels of their own."""
+
+    values: tuple[None | float, ...]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A runtime number: its value never specialises the kernel, but whether it is at its off value (None or 0) does."""
+    """A runtime number. Its value does not specialise the kernel, except for those fixed: None, or what Usual names."""
 
     name: str
     default: float | None
     required: bool = False
-    off: tuple[None | float, ...] = ()
+    fixed: tuple[None | float, ...] = ()
 
-    def on(self, value: object) -> bool:
-        return not any(value is off or value == off for off in self.off)
+    def free(self, value: object) -> bool:
+        return not any(value is fixed or value == fixed for fixed in self.fixed)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def of(function, given: tuple = (), on: tuple[str, ...] = (), wrt: tuple[str, ..
     kinds = tuple(
         next((k for k in o.kinds if k in given), k) for o, k in zip(spec.operands, default.kinds, strict=True)
     )
-    present = tuple(p.name in on or not p.off for p in spec.parameters)
+    present = tuple(p.name in on or not p.fixed for p in spec.parameters)
     choice = type(default)(kinds, default.statics, present)
     return scheduled(spec, choice, wrt or (spec.operands[0].name,))
 

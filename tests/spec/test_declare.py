@@ -76,7 +76,7 @@ def test_operands_are_read_from_the_signature():
 
 def test_parameters_and_statics():
     cap, smooth = labelled.spec.parameters
-    assert (cap.default, cap.off, smooth.default, smooth.off) == (None, (None,), 0.0, (0.0,))
+    assert (cap.default, cap.fixed, smooth.default, smooth.fixed) == (None, (None,), 0.0, (0.0,))
     assert not cap.on(None) and cap.on(0.0) and not smooth.on(0) and smooth.on(0.1)
     statics = {s.name: (s.choices, s.default) for s in boxed.spec.statics}
     assert statics == {"mode": (("area", "side"), "side"), "box_format": (("xyxy", "xywh", "cxcywh"), "xyxy")}

@@ -76,7 +76,7 @@ def test_meaning(what):
 
 def test_the_words_are_here():
     """Every word of the maths has a meaning above, or below with the boxes, or among the tests of declarations."""
-    kinds = {"Box", "ClassWeight", "Elem", "Index", "PerRow", "Row", "Scalar", "Static", "Tuple", "Zero", "Choice", "Spec", "loss"}
+    kinds = {"Box", "ClassWeight", "Elem", "Index", "PerRow", "Row", "Scalar", "Static", "Tuple", "Usual", "Zero", "Choice", "Spec", "loss"}
     elsewhere = {"counts", "running_mean", "is_label", "center_distance2", "hull", "hull_diagonal2", "intersection", "ratio", "union"}
     assert set(spec.__all__) - kinds - elsewhere <= set(MEANINGS)
 
