@@ -116,4 +116,4 @@ class Kernel:
 def scheduled(spec: Spec, choice: Choice, wrt: tuple[str, ...]) -> Program:
     """The forward and backward plans of a loss, shared by all its forms."""
     traced = spec.trace(choice)
-    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], spec.row, traced.absent)
+    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], traced.absent)

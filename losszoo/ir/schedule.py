@@ -33,10 +33,9 @@ class Program:
     gradients: Mapping[Node, Node]
     forward: Plan
     backward: Plan
-    row: bool  # whether there is a class axis to reduce over
 
 
-def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool, absent: Node | None = None) -> Program:
+def program(outputs: Mapping[str, Node], wrt: Sequence[Node], absent: Node | None = None) -> Program:
     """Differentiate the output `loss` with respect to the leaves `wrt`, and schedule both directions.
 
     Items of which `absent` holds have gradient 0, even where their operands are nan.
@@ -55,7 +54,7 @@ def program(outputs: Mapping[str, Node], wrt: Sequence[Node], row: bool, absent:
     state, missing = _reached(backward_outputs.values(), computed)
     forward = Plan(_passes(computed, frozenset()), forward_outputs, state)
     backward = Plan(_passes(missing, frozenset(state)), backward_outputs, state)
-    return Program(outputs, gradients, forward, backward, row)
+    return Program(outputs, gradients, forward, backward)
 
 
 def _reductions(roots: Iterable[Node]) -> list[Node]:

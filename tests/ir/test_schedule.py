@@ -103,7 +103,7 @@ def test_softmax_weighted_sums_are_folded_online():
 def test_what_lies_behind_a_saved_value_is_not_saved():
     """Of x * sum(tanh(z - max(z))) the slope in x is the sum; the maximum that it was made with is not needed again."""
     spread = b.sum(b.apply("tanh", b.sub(Z, b.max_(Z))))
-    found = program({"loss": b.sum(b.mul(X, spread))}, [X], row=True)
+    found = program({"loss": b.sum(b.mul(X, spread))}, [X])
     assert found.forward.state == (spread,) and len(found.forward.passes) == 2 and not found.backward.passes
 
 
@@ -148,7 +148,7 @@ def inputs(p: Program) -> dict:
 @given(loss=losses(), seed=st.integers(0, 99), classes=st.integers(1, 5))
 def test_random_losses(loss, seed, classes):
     """Forward and backward of any loss at all, pass by pass, against the graph itself."""
-    found = program({"loss": loss, "counts": ONE}, WRT, row=True)
+    found = program({"loss": loss, "counts": ONE}, WRT)
     hold(found)
     leaves = values(seed, classes=classes)
     upstream = torch.linspace(-0.5, 1.5, 3, dtype=torch.float64).reshape(-1, 1)
@@ -164,16 +164,16 @@ def test_passes_are_the_depth_of_the_reductions():
     entropy = b.neg(b.sum(b.mul(softmax, b.apply("log", softmax))))  # log of a softmax is not linear in it: a second pass
     peaked = b.sum(b.apply("exp", b.sub(X, b.sum(b.mul(softmax, Z)))))  # the weighted sum is folded with the softmax
     for loss, count in ((b.sum(X), 1), (entropy, 2), (peaked, 2), (b.max_(b.mul(X, b.sum(b.mul(Z, b.max_(Z))))), 2)):
-        assert len(program({"loss": loss}, [X], row=True).forward.passes) == count, loss
+        assert len(program({"loss": loss}, [X]).forward.passes) == count, loss
 
 
 def test_a_reduction_is_computed_once():
     twice = b.add(b.logsumexp(X), b.pick(b.log_softmax(X), LABEL))
-    p = program({"loss": twice}, [X], row=True)
+    p = program({"loss": twice}, [X])
     assert folded(p) == {"peak": 1, "logsum": 1}
 
 
 def test_a_plan_depends_on_the_graph_alone():
     loss = b.add(b.mul(P, b.logsumexp(X)), b.sum(b.mul(Z, b.log_softmax(X))))
-    first, second = (program({"loss": loss, "counts": const(1.0)}, WRT, row=True) for _ in range(2))
+    first, second = (program({"loss": loss, "counts": const(1.0)}, WRT) for _ in range(2))
     assert first == second
