@@ -75,6 +75,7 @@ POINTWISE = {
     "abs": Case(torch.abs, differs=(_a_nan,)),
     "pow": Case(torch.pow, TWO, (_pow_base, _not_positive)),
     "exp": Case(torch.exp),
+    "exp_falling": Case(torch.exp, gradient=False),
     "log": Case(torch.log),
     "log1p": Case(torch.log1p),
     "log1p_unit": Case(torch.log1p, gradient=False),

@@ -6,6 +6,7 @@ import inspect
 import math
 
 import pytest
+import torch
 
 from losszoo.ir.expr import Extent, Type, topological
 from losszoo.spec import (
@@ -18,6 +19,7 @@ from losszoo.spec import (
     Scalar,
     Static,
     Tuple,
+    Usual,
     Zero,
     clamp,
     counts,
@@ -77,9 +79,26 @@ def test_operands_are_read_from_the_signature():
 def test_parameters_and_statics():
     cap, smooth = labelled.spec.parameters
     assert (cap.default, cap.fixed, smooth.default, smooth.fixed) == (None, (None,), 0.0, (0.0,))
-    assert not cap.on(None) and cap.on(0.0) and not smooth.on(0) and smooth.on(0.1)
+    assert not cap.free(None) and cap.free(0.0) and not smooth.free(0) and smooth.free(0.1)
     statics = {s.name: (s.choices, s.default) for s in boxed.spec.statics}
     assert statics == {"mode": (("area", "side"), "side"), "box_format": (("xyxy", "xywh", "cxcywh"), "xyxy")}
+
+
+def test_a_usual_value_is_a_plain_number_to_the_spec():
+    seen = []
+
+    @loss
+    def powered(x: Elem, p: float | Usual[2.0] = 2.0):
+        seen.append(p)
+        return x**p
+
+    assert powered.spec.parameters[0].fixed == (2.0,) and not powered.spec.default_choice().present[0]
+    assert [p for p in seen if isinstance(p, float)] == [2.0] and len(seen) == 2
+    x = torch.tensor([3.0], requires_grad=True)
+    torch.testing.assert_close(powered(x, 2.0, reduction="sum"), torch.tensor(9.0))
+    torch.testing.assert_close(powered(x, 3.0, reduction="sum"), torch.tensor(27.0))
+    with pytest.raises(TypeError, match="only float"):
+        int | Usual[2.0]
 
 
 def signature(function) -> str:
