@@ -14,6 +14,9 @@
 #pragma once
 
 #include <losszoo/platform.h>
+#if LZ_CUDA
+#include <losszoo/ptx.h>
+#endif
 
 namespace lz {
 
@@ -193,9 +196,7 @@ LZ_FN float asin_half(float s, float z) {
 // 4^r for |r| <= 1/2
 LZ_FN float exp4(float r) {
 #if LZ_CUDA
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(r + r));
-    return y;
+    return ptx::exp2_approx(r + r);
 #else
     return one_plus_poly7(r, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
                           0.0019107773f);
@@ -257,11 +258,7 @@ LZ_FLOAT_1(acos)
 LZ_FLOAT_1(atan)
 LZ_FLOAT_2(atan2)
 
-LZ_FN float exp_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269502f));
-    return y;
-}
+LZ_FN float exp_fast(float x) { return ptx::exp2_approx(x * 1.44269502f); }
 
 #else
 

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <losszoo/platform.h>
+#if LZ_CUDA
+#include <losszoo/ptx.h>
+#endif
 
 namespace lz {
 
@@ -17,9 +20,7 @@ LZ_FN float widen(bfloat16 x) { return bit_cast<float>(static_cast<uint32>(x.bit
 
 LZ_FN float widen(half x) {
 #if LZ_CUDA
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-    return y;
+    return ptx::half_to_float(x.bits);
 #else
     int32 magnitude = x.bits & 0x7fff;
     int32 sign = (x.bits & 0x8000) << 16;
@@ -31,9 +32,7 @@ LZ_FN float widen(half x) {
 
 LZ_FN bfloat16 narrow_bfloat16(float x) {
 #if LZ_CUDA
-    bfloat16 y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
+    return {ptx::float_to_bfloat16(x)};
 #else
     uint32 bits = bit_cast<uint32>(x);
     uint32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
@@ -43,9 +42,7 @@ LZ_FN bfloat16 narrow_bfloat16(float x) {
 
 LZ_FN half narrow_half(float x) {
 #if LZ_CUDA
-    half y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
+    return {ptx::float_to_half(x)};
 #else
     int32 bits = bit_cast<int32>(x);
     int32 magnitude = bits & 0x7fffffff;
@@ -116,16 +113,8 @@ template <class R, class T> LZ_FN void unpack(const vec16<T>& from, R (&into)[ve
 }
 
 // Two 16-bit values a conversion.
-LZ_FN uint32 narrow2(half, float low, float high) {
-    uint32 y;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
-LZ_FN uint32 narrow2(bfloat16, float low, float high) {
-    uint32 y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
+LZ_FN uint32 narrow2(half, float low, float high) { return ptx::floats_to_half2(low, high); }
+LZ_FN uint32 narrow2(bfloat16, float low, float high) { return ptx::floats_to_bfloat162(low, high); }
 
 template <class T, class R> LZ_FN vec16<T> pack(const R (&from)[vec16<T>::size]) {
     if constexpr (sizeof(T) == 2) {
