@@ -52,15 +52,10 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
         text.append("*")
     text += [f"{name}={value!r}" for name, value in engine.items()]
     scope = {f"_default_{a.name}_": a.default for a in defaults.values()}
-    group = {
-        "operands": "".join(f"{o.name}, " for o in spec.operands),
-        "parameters": "".join(f"{p.name}, " for p in spec.parameters),
-        "statics": "".join(f"{s.name}, " for s in spec.statics),
-    }
-    body = f"_call_(({group['operands']}), ({group['parameters']}), ({group['statics']})"
-    body += f", {'ignore_index' if spec.labelled else None}, reduction, {'None' if spec.own_weight else WEIGHT}, normalizer)"
-    scope["_call_"] = _caller(spec, output, interpreted)
-    exec(f"def {spec.name}({', '.join(text)}):\n    return {body}", scope)  # noqa: S102  (as dataclasses make __init__)
+    passed = [a.name for a in (*spec.operands, *spec.parameters, *spec.statics)]
+    passed += ["ignore_index" if spec.labelled else "None", "reduction", "None" if spec.own_weight else WEIGHT, "normalizer"]
+    scope["_call_"] = _caller(spec, output, interpreted, scope)
+    exec(f"def {spec.name}({', '.join(text)}):\n    return _call_({', '.join(passed)})", scope)  # noqa: S102  (as dataclasses do)
     function = scope[spec.name]
     function.__module__ = spec.function.__module__
     function.__qualname__ = spec.function.__qualname__
@@ -76,13 +71,17 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
     return function
 
 
-def _caller(spec: Spec, output: str, interpreted: bool) -> Callable:
-    def call(operands, parameters, statics, ignore_index, reduction, weight, normalizer):
-        # The runtime imports torch; a spec can be declared and rendered without it.
-        from losszoo.runtime.arguments import check
-        from losszoo.runtime.autograd import compute
+def _caller(spec: Spec, output: str, interpreted: bool, scope: dict) -> Callable:
+    """What the public function calls, with its arguments in a row. It puts the native runtime in its own place when that is ready."""
 
-        return compute(check(spec, operands, parameters, statics, ignore_index, reduction, weight, normalizer, output), interpreted)
+    def call(*arguments):
+        # The runtime imports torch; a spec can be declared and rendered without it.
+        from losszoo.runtime import dispatch
+
+        function, final = dispatch.caller(spec, output, interpreted)
+        if final:
+            scope["_call_"] = function
+        return function(*arguments)
 
     return call
 

@@ -180,9 +180,9 @@ def test_every_lowering_is_met():
 
 
 def run_launches(shape):
+    from losszoo.runtime import kernels
     from tests import simt
     from tests.simt.run import checked
-    from losszoo.runtime import kernels
 
     call = checked(losszoo.cross_entropy, torch.randn(shape), torch.zeros(shape[0], dtype=torch.int64))
     with simt.machine() as launches:
