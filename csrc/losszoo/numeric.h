@@ -72,66 +72,22 @@ template <class R, class T> LZ_FN R to(T x) {
 template <class R, class T> LZ_FN R load(const T* p) { return to<R>(*p); }
 template <class T, class R> LZ_FN void store(T* p, R x) { *p = to<T>(x); }
 
+// into = from, rounded. Where there is an instruction for two at once, by that.
+template <class T, class R, int N> LZ_FN void narrow(const R (&from)[N], T (&into)[N]) {
 #if LZ_CUDA
-
-// Values read or written once: past L1, and the first to leave L2.
-template <class R, class T> LZ_FN R load_stream(const T* p) {
-    if constexpr (sizeof(T) == 2)
-        return to<R>(bit_cast<T>(__ldg(reinterpret_cast<const uint16*>(p))));
-    else
-        return to<R>(__ldg(p));
-}
-template <class T, class R> LZ_FN void store_stream(T* p, R x) {
-    if constexpr (sizeof(T) == 2)
-        __stcs(reinterpret_cast<uint16*>(p), bit_cast<uint16>(to<T>(x)));
-    else
-        __stcs(p, to<T>(x));
-}
-
-// Sixteen bytes of T, one memory instruction; the address must be a multiple of 16.
-template <class T> struct alignas(16) vec16 {
-    static constexpr int size = 16 / sizeof(T);
-    T v[size];
-};
-
-template <class T> LZ_FN vec16<T> load_vec(const T* p) {
-    return bit_cast<vec16<T>>(*reinterpret_cast<const uint4*>(p));
-}
-template <class T> LZ_FN vec16<T> load_vec_stream(const T* p) {
-    return bit_cast<vec16<T>>(__ldg(reinterpret_cast<const uint4*>(p)));
-}
-template <class T> LZ_FN void store_vec(T* p, const vec16<T>& x) {
-    *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x);
-}
-template <class T> LZ_FN void store_vec_stream(T* p, const vec16<T>& x) {
-    __stcs(reinterpret_cast<uint4*>(p), bit_cast<uint4>(x));
-}
-
-template <class R, class T> LZ_FN void unpack(const vec16<T>& from, R (&into)[vec16<T>::size]) {
-#pragma unroll
-    for (int i = 0; i < vec16<T>::size; ++i) into[i] = to<R>(from.v[i]);
-}
-
-// Two 16-bit values a conversion.
-LZ_FN uint32 narrow2(half, float low, float high) { return ptx::floats_to_half2(low, high); }
-LZ_FN uint32 narrow2(bfloat16, float low, float high) { return ptx::floats_to_bfloat162(low, high); }
-
-template <class T, class R> LZ_FN vec16<T> pack(const R (&from)[vec16<T>::size]) {
-    if constexpr (sizeof(T) == 2) {
-        uint4 y;
-        y.x = narrow2(T{}, to<float>(from[0]), to<float>(from[1]));
-        y.y = narrow2(T{}, to<float>(from[2]), to<float>(from[3]));
-        y.z = narrow2(T{}, to<float>(from[4]), to<float>(from[5]));
-        y.w = narrow2(T{}, to<float>(from[6]), to<float>(from[7]));
-        return bit_cast<vec16<T>>(y);
-    } else {
-        vec16<T> y;
-#pragma unroll
-        for (int i = 0; i < vec16<T>::size; ++i) y.v[i] = to<T>(from[i]);
-        return y;
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        LZ_UNROLL
+        for (int i = 0; i < N; i += 2) {
+            const float low = to<float>(from[i]), high = to<float>(from[i + 1]);
+            const uint32 pair = is_same<T, half> ? ptx::floats_to_half2(low, high) : ptx::floats_to_bfloat162(low, high);
+            into[i].bits = static_cast<uint16>(pair);
+            into[i + 1].bits = static_cast<uint16>(pair >> 16);
+        }
+        return;
     }
-}
-
 #endif
+    LZ_UNROLL
+    for (int i = 0; i < N; ++i) into[i] = to<T>(from[i]);
+}
 
 }  // namespace lz

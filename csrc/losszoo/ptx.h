@@ -43,4 +43,32 @@ LZ_FN float exp2_approx(float x) {
   return y;
 }
 
+// a / b to 2 ulp, for numbers of all sizes.
+LZ_FN float divide(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// Programmatic dependent launch: lets the stream's next kernel be set up by now, and waits for the one before to have finished, whose
+// memory may not be touched earlier. Without that kind of launch both are nothing.
+LZ_FN void follow() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The greater and the smaller, and nan where either is nan.
+LZ_FN float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+LZ_FN float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 }  // namespace lz::ptx

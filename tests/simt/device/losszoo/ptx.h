@@ -37,4 +37,11 @@ LZ_FN float exp2_approx(float x) {
   return y < 0x1p-126f ? 0.0f : y;
 }
 
+LZ_FN float divide(float a, float b) { return a / b; }
+
+LZ_FN void follow() {}
+
+LZ_FN float max_nan(float a, float b) { return a != a || a > b ? a : b; }
+LZ_FN float min_nan(float a, float b) { return a != a || a < b ? a : b; }
+
 }  // namespace lz::ptx
