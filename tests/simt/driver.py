@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import re
@@ -245,6 +246,12 @@ class _Program:
 
 
 _programs: OrderedDict[Path, _Program] = OrderedDict()
+
+
+@atexit.register
+def _close_all() -> None:
+    while _programs:
+        _programs.popitem()[1].close()
 
 
 def _program(path: Path) -> _Program:

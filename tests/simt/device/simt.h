@@ -76,8 +76,8 @@ uint3 simt_block_size() __attribute__((const));
 uint3 simt_grid_size() __attribute__((const));
 unsigned simt_lane() __attribute__((const));
 void simt_barrier(const char* file, int line);
-// Waits for the lanes of the mask; `ordering` orders their accesses to memory as well.
-void simt_exchange(unsigned mask, unsigned long long value, bool ordering, const char* what, const char* file, int line);
+// Waits for the lanes of the mask, to hear of one of them or (-1) of all; `ordering` orders their accesses to memory as well.
+void simt_exchange(unsigned mask, unsigned long long value, int source, bool ordering, const char* what, const char* file, int line);
 unsigned simt_present();                      // the lanes that took part in the last exchange
 unsigned long long simt_brought(int lane);    // what one of them brought
 void simt_fence();
@@ -100,12 +100,12 @@ constexpr int warpSize = 32;
 // --- barriers and fences ---------------------------------------------------------------------------------------------
 
 __forceinline__ void __syncthreads(SIMT_HERE) { simt_barrier(file, line); }
-__forceinline__ void __syncwarp(unsigned mask = 0xffffffffu, SIMT_HERE) { simt_exchange(mask, 0, true, "__syncwarp", file, line); }
+__forceinline__ void __syncwarp(unsigned mask = 0xffffffffu, SIMT_HERE) { simt_exchange(mask, 0, -1, true, "__syncwarp", file, line); }
 __forceinline__ void __threadfence() { simt_fence(); }
 __forceinline__ void __threadfence_block() { simt_fence(); }
 // All lanes that have not left must come: of diverged ones, hardware would say whatever it likes.
 __forceinline__ unsigned __activemask(SIMT_HERE) {
-  simt_exchange(0xffffffffu, 0, false, "__activemask", file, line);
+  simt_exchange(0xffffffffu, 0, -1, false, "__activemask", file, line);
   return simt_present();
 }
 
@@ -130,34 +130,35 @@ __forceinline__ int simt_segment(int width) {
   return int(simt_lane()) & ~(width - 1);
 }
 
-template <class T> __forceinline__ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_HERE) {
-  const int first = simt_segment(width);
-  simt_exchange(mask, simt_payload(value), false, "__shfl_sync", file, line);
-  return simt_from<T>(first + (source & (width - 1)));
+template <class T> __forceinline__ T simt_shuffle(unsigned mask, T value, int source, const char* what, const char* file, int line) {
+  simt_exchange(mask, simt_payload(value), source, false, what, file, line);
+  return simt_from<T>(source);
 }
 
+template <class T> __forceinline__ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_HERE) {
+  return simt_shuffle(mask, value, simt_segment(width) + (source & (width - 1)), "__shfl_sync", file, line);
+}
+
+// Past the segment, a lane hears itself.
 template <class T> __forceinline__ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SIMT_HERE) {
-  const int first = simt_segment(width), source = int(simt_lane()) ^ bits;
-  simt_exchange(mask, simt_payload(value), false, "__shfl_xor_sync", file, line);
-  return simt_from<T>(source < first + width ? source : int(simt_lane()));
+  const int self = simt_lane(), source = self ^ bits, end = simt_segment(width) + width;
+  return simt_shuffle(mask, value, source < end ? source : self, "__shfl_xor_sync", file, line);
 }
 
 template <class T> __forceinline__ T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
-  const int first = simt_segment(width), source = int(simt_lane() + by);
-  simt_exchange(mask, simt_payload(value), false, "__shfl_down_sync", file, line);
-  return simt_from<T>(source < first + width ? source : int(simt_lane()));
+  const int self = simt_lane(), source = self + int(by), end = simt_segment(width) + width;
+  return simt_shuffle(mask, value, source < end ? source : self, "__shfl_down_sync", file, line);
 }
 
 template <class T> __forceinline__ T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
-  const int first = simt_segment(width), source = int(simt_lane()) - int(by);
-  simt_exchange(mask, simt_payload(value), false, "__shfl_up_sync", file, line);
-  return simt_from<T>(source >= first ? source : int(simt_lane()));
+  const int self = simt_lane(), source = self - int(by);
+  return simt_shuffle(mask, value, source >= simt_segment(width) ? source : self, "__shfl_up_sync", file, line);
 }
 
 // Folds what the lanes of the mask brought.
 template <class T, class Fold>
 __forceinline__ T simt_reduce(unsigned mask, T value, const char* what, const char* file, int line, Fold fold) {
-  simt_exchange(mask, simt_payload(value), false, what, file, line);
+  simt_exchange(mask, simt_payload(value), -1, false, what, file, line);
   T all = value;
   for (int lane = 0; lane < 32; ++lane)
     if (mask >> lane & 1 && lane != int(simt_lane())) all = fold(all, simt_from<T>(lane));

@@ -53,7 +53,7 @@ uint64_t random_below(uint64_t n) {
   random_state ^= random_state << 13;
   random_state ^= random_state >> 7;
   random_state ^= random_state << 17;
-  return random_state % n;
+  return (random_state >> 32) * n >> 32;
 }
 
 __attribute__((noinline)) void go(Context& from, Context& to) {
@@ -91,42 +91,39 @@ void release_barrier_if_full(Block& block) {
   block.waiting = 0;
 }
 
-unsigned live_lanes(const Block& block, unsigned first) {
-  unsigned lanes = 0;
-  for (unsigned l = 0; l < WARP && first + l < block.threads; ++l) lanes |= unsigned(block.fibres[first + l]->state != State::EXITED) << l;
-  return lanes;
-}
-
 // Lets the lanes of a mask go on, once all of them that have not exited came to the same place.
-void release_warp_if_full(Block& block, unsigned first, unsigned mask, const void* site) {
-  const unsigned lanes = mask & live_lanes(block, first);
-  if (!lanes) return;
-  for (unsigned l = 0; l < WARP; ++l) {
-    if (!(lanes >> l & 1)) continue;
-    const Fibre& f = *block.fibres[first + l];
-    if (f.state != State::IN_WARP || f.mask != mask || f.site != site) return;
-  }
+void release_warp_if_full(Block& block, unsigned warp, unsigned mask, const void* site) {
+  const unsigned lanes = mask & block.live_lanes[warp], first = warp * WARP;
+  if (!lanes || lanes & ~block.waiting_lanes[warp]) return;
+  auto each = [&](auto action) {
+    for (unsigned rest = lanes; rest; rest &= rest - 1) action(*block.fibres[first + __builtin_ctz(rest)]);
+  };
+  bool together = true;
+  each([&](Fibre& f) { together &= f.mask == mask && f.site == site; });
+  if (!together) return;
   if (block.fibres[first + __builtin_ctz(lanes)]->ordering) races::warp(block, first, lanes);
-  for (unsigned l = 0; l < WARP; ++l) {
-    if (!(lanes >> l & 1)) continue;
-    Fibre& f = *block.fibres[first + l];
-    for (unsigned k = 0; k < WARP; ++k)
-      if (lanes >> k & 1) f.received[k] = block.fibres[first + k]->brought;
+  each([&](Fibre& f) {
+    if (f.source == EVERY)
+      each([&](Fibre& other) { f.received[other.lane()] = other.brought; });
+    else if (f.source >= 0 && f.source < int(WARP) && lanes >> f.source & 1)
+      f.received[f.source] = block.fibres[first + f.source]->brought;
     f.present = lanes;
     f.state = State::READY;
     block.ready.push_back(&f);
-  }
+  });
+  block.waiting_lanes[warp] &= ~lanes;
 }
 
 void exited() {
   Block& block = *now->block;
+  const unsigned warp = now->index / WARP, mine = 1u << now->lane();
   now->state = State::EXITED;
   --block.live;
+  block.live_lanes[warp] &= ~mine;
   release_barrier_if_full(block);
-  const unsigned first = now->index - now->lane();
-  for (unsigned l = 0; l < WARP && first + l < block.threads; ++l) {
-    const Fibre& f = *block.fibres[first + l];
-    if (f.state == State::IN_WARP && f.mask >> now->lane() & 1) release_warp_if_full(block, first, f.mask, f.site);
+  for (unsigned rest = block.waiting_lanes[warp]; rest; rest &= rest - 1) {
+    const Fibre& f = *block.fibres[warp * WARP + __builtin_ctz(rest)];
+    if (f.state == State::IN_WARP && f.mask & mine) release_warp_if_full(block, warp, f.mask, f.site);
   }
 }
 
@@ -156,7 +153,8 @@ Worker* make_worker() {
   mprotect(memory, 4096, PROT_NONE);
   c.bottom = memory, c.size = STACK, c.fresh = true;
   getcontext(&c.start);
-  c.start.uc_stack.ss_sp = memory, c.start.uc_stack.ss_size = STACK;
+  // The tops lie at different places in their pages, or all would share a few lines of the cache.
+  c.start.uc_stack.ss_sp = memory, c.start.uc_stack.ss_size = STACK - workers.size() % 61 * 1088;
   makecontext(&c.start, work, 0);
   workers.push_back(std::move(worker));
   return workers.back().get();
@@ -179,6 +177,9 @@ void start(Block& block, uint32_t number) {
     worker->thread = {i % b.x, i / b.x % b.y, i / b.x / b.y};
     block.fibres.push_back(worker), block.ready.push_back(worker);
   }
+  block.live_lanes.assign((block.threads + WARP - 1) / WARP, 0xffffffffu);
+  if (block.threads % WARP) block.live_lanes.back() = (1u << block.threads % WARP) - 1;
+  block.waiting_lanes.assign(block.live_lanes.size(), 0);
   // Bytes that are nan as a number of any width.
   block.shared.assign(static_shared.end - static_shared.begin + current.shared_bytes, 0xff);
   races::begin(block);
@@ -308,12 +309,14 @@ void simt_barrier(const char* file, int line) {
   simt::pause();
 }
 
-void simt_exchange(unsigned mask, unsigned long long value, bool ordering, const char* what, const char* file, int line) {
+void simt_exchange(unsigned mask, unsigned long long value, int source, bool ordering, const char* what, const char* file, int line) {
   if (!(mask >> now->lane() & 1)) simt::fail("%s at %s:%d: lane %u is not in its own mask %08x", what, file, line, now->lane(), mask);
   now->state = State::IN_WARP;
   now->site = __builtin_return_address(0), now->what = what, now->file = file, now->line = line;
-  now->mask = mask, now->brought = value, now->ordering = ordering;
-  simt::release_warp_if_full(*now->block, now->index - now->lane(), mask, now->site);
+  now->mask = mask, now->brought = value, now->source = source, now->ordering = ordering;
+  const unsigned warp = now->index / simt::WARP;
+  now->block->waiting_lanes[warp] |= 1u << now->lane();
+  simt::release_warp_if_full(*now->block, warp, mask, now->site);
   simt::pause();
 }
 

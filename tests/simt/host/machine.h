@@ -16,8 +16,9 @@ struct uint3 {
 // Says what is wrong, and where; the process ends.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-constexpr unsigned WARP = 32, MAX_THREADS = 1024, MAX_ARGS = 4096, MAX_DYNAMIC = 227 * 1024;
+constexpr unsigned WARP = 32, MAX_THREADS = 1024, MAX_ARGS = 1024, MAX_DYNAMIC = 227 * 1024;
 constexpr size_t STACK = 256 * 1024;
+constexpr int EVERY = -1;
 
 // --- what is known to have happened before: see races.cpp ------------------------------------------------------------
 
@@ -52,19 +53,19 @@ struct Fibre {
   int line = 0;
   unsigned mask = 0, present = 0;
   bool ordering = false;
-  unsigned long long brought = 0, received[WARP] = {};
+  int source = 0;  // the lane that is listened to; EVERY
+  unsigned long long brought = 0, received[WARP];
   Clock clock;
 
   unsigned lane() const { return index % WARP; }
 };
-
-struct Memory;  // see races.cpp
 
 struct Block {
   uint3 place{};
   uint32_t number = 0, epoch = 0;
   unsigned threads = 0, live = 0, waiting = 0;
   std::vector<Fibre*> fibres, ready;
+  std::vector<unsigned> live_lanes, waiting_lanes;  // of each warp; waiting for others of the warp
   std::vector<unsigned char> shared;  // its shared memory while another block runs
 };
 
