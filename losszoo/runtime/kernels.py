@@ -11,7 +11,8 @@ from torch import Tensor
 
 from losszoo import jit
 from losszoo.codegen.kernel import Form, Kernel
-from losszoo.runtime import cuda_driver, threads
+from losszoo.errors import CaptureError
+from losszoo.runtime import counters, cuda_driver, threads
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, row_layout, walkable
@@ -129,7 +130,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
             check_labels(call)
         grid, _ = launch_shape(prepared)
         partial = torch.empty(2 * grid, dtype=torch.float64, device=device) if reduced else None
-        counter = torch.zeros((), dtype=torch.int32, device=device) if reduced else None
+        counter = _counter(device) if reduced else None
         prepared.run("forward", partial=partial, counter=counter, **outputs)
     else:
         partial = torch.empty(2 * prepared.ranges(), dtype=torch.float64)
@@ -138,6 +139,10 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
         if prepared.kernel.labels and (row := int(status[0])) >= 0:
             raise_stray(call, row)
     return (total if reduced else loss), kept
+
+
+def _counter(device: torch.device) -> int:
+    return counters.slot(device.index, torch.cuda.current_stream(device).cuda_stream, torch.cuda.is_current_stream_capturing())
 
 
 def states(prepared: Prepared) -> int:
@@ -197,6 +202,11 @@ class _Cuda:
     """The cubin of a kernel, on one device."""
 
     def __init__(self, kernel: Kernel, device: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{kernel.spec.name}: its kernel for these types and options has to be built or loaded, which cannot be done while a CUDA "
+                f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
+            )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
         self.functions = {name: module.function(name) for name in ("forward", "backward")}
 
