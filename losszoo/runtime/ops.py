@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import chain, count
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ def _define(name: str, schema: str, implementation: Callable, fake: Callable) ->
 def _name(wanted: str) -> str:
     """An operator's name: that of the loss, and a number behind it where a loss of this name was declared before."""
     base = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in wanted)
-    name = next(name for name in (base, *(f"{base}_{i}" for i in count(1))) if name not in _taken) if base in _taken else base
+    name = next(n for n in chain([base], (f"{base}_{i}" for i in count(1))) if _taken.isdisjoint((n, f"{n}_backward")))
     _taken.update((name, f"{name}_backward"))
     return name
 
