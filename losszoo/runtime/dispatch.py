@@ -15,7 +15,15 @@ from losszoo.runtime.plans import plan
 from losszoo.spec.declare import Spec
 
 compiling = torch.compiler.is_compiling
-while_tracing = torch.compiler.assume_constant_result  # Dynamo calls it rather than looks into it
+
+
+def while_tracing(function: Callable) -> Callable:
+    """torch.compiler.assume_constant_result: torch.compile calls the function and does not look into it.
+
+    Without the import of all of torch.compile, which takes as long as that of torch.
+    """
+    function._dynamo_marked_constant = True
+    return function
 
 
 def traced(spec: Spec, output: str) -> Callable[..., Tensor]:
