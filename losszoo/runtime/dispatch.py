@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
+import torch
 from torch import Tensor
 
 from losszoo.runtime import native
@@ -11,6 +13,29 @@ from losszoo.runtime.arguments import REDUCTIONS, Call, check
 from losszoo.runtime.autograd import compute
 from losszoo.runtime.plans import plan
 from losszoo.spec.declare import Spec
+
+compiling = torch.compiler.is_compiling
+
+
+def while_tracing(function: Callable) -> Callable:
+    """torch.compiler.assume_constant_result: torch.compile calls the function and does not look into it.
+
+    Without the import of all of torch.compile, which takes as long as that of torch.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def traced(spec: Spec, output: str) -> Callable[..., Tensor]:
+    """The function of all arguments in a row that torch.compile looks into."""
+    from losszoo.runtime import ops
+
+    return ops.operator(spec, output)
+
+
+def _watched() -> bool:
+    """Whether a mode is about that wants to see operators: fake tensors, make_fx and the like."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Tensor], bool]:
@@ -23,7 +48,13 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
         groups = arguments[:operands], arguments[operands:numbers], arguments[numbers:statics]
         return check(spec, *groups, *arguments[statics:], output)
 
+    @cache
+    def operator() -> Callable[..., Tensor]:
+        return traced(spec, output)
+
     def by_python(*arguments: object) -> Tensor:
+        if not interpreted and _watched():
+            return operator()(*arguments)
         return compute(checked(*arguments), interpreted)
 
     def planned(*arguments: object) -> dict | None:

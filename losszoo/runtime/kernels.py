@@ -11,6 +11,7 @@ from torch import Tensor
 
 from losszoo import jit
 from losszoo.codegen.kernel import Form, Kernel, Tiling
+from losszoo.errors import CaptureError
 from losszoo.runtime import counters, cuda_driver, threads, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
@@ -205,6 +206,11 @@ class _Cuda:
     """The cubin of a kernel, on one device."""
 
     def __init__(self, kernel: Kernel, device: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{kernel.spec.name}: its kernel for these types and options has to be built or loaded, which cannot be done while a CUDA "
+                f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
+            )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
         self.functions = {name: module.function(name) for name in ("forward", "backward")}
 
