@@ -11,11 +11,10 @@ from torch import Tensor
 
 from losszoo import jit
 from losszoo.codegen.kernel import Form, Kernel
-from losszoo.runtime import cuda_driver, threads
+from losszoo.runtime import cuda_driver, memory, threads
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, row_layout, walkable
-from losszoo.runtime.memory import in_large_pages
 from losszoo.spec.operands import ClassWeight, Row, Scalar
 
 ELEMENTS_A_RANGE = 32768  # a CPU range: long enough to outweigh its hand-over, short enough to share out evenly
@@ -82,12 +81,12 @@ class Prepared:
         """Memory for the gradient of an operand, which the kernel will write."""
         operand = self.wrt[name]
         if self.call.kinds[name] is Row:
-            grad = in_large_pages(empty_rows(operand, self.lowering))
+            grad = empty_rows(operand, self.lowering)
             step = grad.stride(class_axis(grad.ndim))
             outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.layout.inner
             self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
         else:
-            grad = in_large_pages(operand.new_empty(operand.shape))
+            grad = memory.empty(operand.shape, operand.dtype, operand.device)
         self.values[f"g_{name}"] = grad.data_ptr()
         return grad
 
@@ -119,7 +118,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tens
     plan = prepared.kernel.program.forward
     state = torch.empty(len(plan.state), call.rows, **options) if keep and plan.state else None
     reduced = call.reduction != "none"
-    loss = None if reduced else in_large_pages(torch.empty(call.shape, **options))
+    loss = None if reduced else memory.empty(call.shape, **options)
     # Two tensors: the user may write to the loss, and the backward still needs the denominator.
     total, denominator = (torch.empty((), **options) if reduced else None for _ in range(2))
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
