@@ -12,11 +12,10 @@ from torch import Tensor
 from losszoo import jit
 from losszoo.codegen.kernel import Form, Kernel, Tiling
 from losszoo.errors import CaptureError
-from losszoo.runtime import counters, cuda_driver, threads, tiling
+from losszoo.runtime import counters, cuda_driver, memory, threads, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, walkable
-from losszoo.runtime.memory import in_large_pages
 from losszoo.spec.operands import ClassWeight, Row, Scalar
 
 ELEMENTS_A_RANGE = 32768  # a CPU range: long enough to outweigh its hand-over, short enough to share out evenly
@@ -102,12 +101,12 @@ class Prepared:
         """Memory for the gradient of an operand, which the kernel will write."""
         operand = self.wrt[name]
         if self.call.kinds[name] is Row:
-            grad = in_large_pages(empty_rows(operand, self.lowering))
+            grad = empty_rows(operand, self.lowering)
             step = grad.stride(class_axis(grad.ndim))
             outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.layout.inner
             self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
         else:
-            grad = in_large_pages(operand.new_empty(operand.shape))
+            grad = memory.empty(operand.shape, operand.dtype, operand.device)
         self.values[f"g_{name}"] = grad.data_ptr()
         return grad
 
@@ -139,7 +138,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
     call, device = prepared.call, prepared.device
     options = {"dtype": call.real, "device": device}
     reduced = call.reduction != "none"
-    loss = None if reduced else in_large_pages(torch.empty(call.shape, **options))
+    loss = None if reduced else memory.empty(call.shape, **options)
     total = torch.empty((), **options) if reduced else None
     kept = torch.empty(states(prepared) * keep + reduced, **options)
     state, denominator = _parts(prepared, kept, keep)

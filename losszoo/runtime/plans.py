@@ -14,7 +14,7 @@ from torch import Tensor
 
 from losszoo.runtime import autograd, interpret, kernels
 from losszoo.runtime.arguments import Call
-from losszoo.runtime.memory import WORTH_ASKING
+from losszoo.runtime.memory import LARGE
 from losszoo.spec.operands import ClassWeight, Index, Scalar
 
 # Patch::What of csrc/runtime/plan.h
@@ -33,7 +33,7 @@ def plan(call: Call, given: list[object]) -> dict[str, object] | None:
         return None
     wrt = autograd.wanted(call)
     outputs = [torch.empty(call.shape, dtype=call.real, device="meta"), *(call.operands[name] for name in wrt)]
-    if device.type == "cpu" and any(x.numel() * x.element_size() >= WORTH_ASKING for x in outputs):
+    if device.type == "cpu" and any(x.numel() * x.element_size() >= LARGE for x in outputs):
         return None  # memory in large pages, and so much work that the rest does not matter
     prepared = kernels.Prepared(call, dict(call.operands), autograd.built_for(call, wrt))
     operands = [_operand(prepared, name, value) for name, value in zip(call.operands, given, strict=True)]
