@@ -38,8 +38,8 @@ def _watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Tensor], bool]:
-    """The function of all arguments in a row (operands, parameters, statics, the engine's own), and whether no better will come."""
+def checker(spec: Spec, output: str) -> Callable[..., Call]:
+    """What makes a checked call of all arguments in a row: operands, parameters, statics, the engine's own."""
     operands = len(spec.operands)
     numbers = operands + len(spec.parameters)
     statics = numbers + len(spec.statics)
@@ -47,6 +47,13 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
     def checked(*arguments: object) -> Call:
         groups = arguments[:operands], arguments[operands:numbers], arguments[numbers:statics]
         return check(spec, *groups, *arguments[statics:], output)
+
+    return checked
+
+
+def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Tensor], bool]:
+    """The function of all arguments in a row, and whether no better will come."""
+    operands, checked = len(spec.operands), checker(spec, output)
 
     @cache
     def operator() -> Callable[..., Tensor]:

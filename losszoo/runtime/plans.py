@@ -34,7 +34,7 @@ def plan(call: Call, given: list[object]) -> dict[str, object] | None:
     wrt = autograd.wanted(call)
     outputs = [torch.empty(call.shape, dtype=call.real, device="meta"), *(call.operands[name] for name in wrt)]
     if device.type == "cpu" and any(x.numel() * x.element_size() >= LARGE for x in outputs):
-        return None  # memory in large pages, and so much work that the rest does not matter
+        return None  # memory that was used before, and so much work that the rest does not matter
     prepared = kernels.Prepared(call, dict(call.operands), autograd.built_for(call, wrt))
     operands = [_operand(prepared, name, value) for name, value in zip(call.operands, given, strict=True)]
     if None in operands:
