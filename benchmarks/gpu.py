@@ -27,6 +27,7 @@ from torch import Tensor
 
 import losszoo
 from losszoo.losses.demo import eager
+from losszoo.runtime import native
 
 REPETITIONS, ENOUGH_MS = 250, 300.0  # calls, or as many as fit in the time
 BATCHES = 9  # of replays
@@ -382,6 +383,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="GPU times only")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for gpu.json and gpu.png")
     options = parser.parse_args()
+    native.wait()
     clock = Clock()
     device = torch.cuda.get_device_properties(0)
     versions = {"torch": torch.__version__, "losszoo": losszoo.__version__, "cuda": torch.version.cuda}

@@ -115,14 +115,16 @@ class _Printed:
             step["keeps"] = [d for d in step.pop("defines") if d["name"] in later]
         return steps
 
-    def _row_loads(self, last: Iterable[str] = ()) -> list[str]:
-        """The rows that any pass reads."""
-        rows = self.kernel.names(Row)
-        return [n for n in rows if n in last or any(n in stage["loads"] for stage in self.text["stages"])]
+    def _first_loads(self, last: Iterable[str] = ()) -> list[str]:
+        """The rows that are read ahead: those of the first loop over a row, or of all of them where the row is held."""
+        loops = [*(stage["loads"] for stage in self.text["stages"]), last]
+        loops = [names for names in loops if names]
+        read = {n for names in (loops if self.kernel.form.tiling.held else loops[:1]) for n in names}
+        return [n for n in self.kernel.names(Row) if n in read]
 
     def loss(self) -> dict:
         outputs = self.plan.outputs
-        self.text["row_loads"] = self._row_loads()
+        self.text["first_loads"] = self._first_loads()
         self.text |= {
             "loss": self.item.text(outputs["loss"]),
             "counts": self.item.text(outputs["counts"]),
@@ -136,7 +138,7 @@ class _Printed:
         leaves = self.kernel.program.gradients
         along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
         self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
-        self.text["row_loads"] = self._row_loads(self.text["loads"])
+        self.text["first_loads"] = self._first_loads(self.text["loads"])
         self.grads = []
         outputs = iter(self.plan.outputs.values())
         for name in self.kernel.form.wrt:

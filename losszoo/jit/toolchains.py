@@ -101,19 +101,19 @@ class Cpp:
 
     @cached_property
     def identity(self) -> str:
-        return f"{_identify(self.compiler)} {_processor()}"
+        return f"{identify(self.compiler)} {_processor()}"
 
     def compile(self, name: str, directory: Path, arch: str | None = None) -> None:
         # Relative names: what is compiled says nothing of the private directory that it is compiled in.
         files = ("-I", str(paths.csrc()), "-o", "kernel.so", "kernel.cpp")
         try:
-            _run(name, (*self.compiler, *self.flags, *files), directory, "kernel.so")
+            run_compiler(name, (*self.compiler, *self.flags, *files), directory, "kernel.so")
         except CompileError as error:
             if "march" not in str(error).partition(_OUTPUT)[2]:
                 raise
             # Some compilers know no native architecture on some machines.
             portable = (flag for flag in self.flags if flag != "-march=native")
-            _run(name, (*self.compiler, *portable, *files), directory, "kernel.so")
+            run_compiler(name, (*self.compiler, *portable, *files), directory, "kernel.so")
 
 
 class Nvcc:
@@ -139,11 +139,11 @@ class Nvcc:
 
     @cached_property
     def identity(self) -> str:
-        return _identify((self.compiler,))
+        return identify((self.compiler,))
 
     def compile(self, name: str, directory: Path, arch: str | None) -> None:
         files = ("-I", str(paths.csrc()), "-o", "kernel.cubin", "kernel.cu")
-        _run(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
+        run_compiler(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
 
 
 class Nvrtc:
@@ -256,7 +256,7 @@ def _strings(values) -> ctypes.Array:
 _OUTPUT = "\nthe compiler said:\n"
 
 
-def _run(name: str, command: Sequence[str], directory: Path, product: str) -> None:
+def run_compiler(name: str, command: Sequence[str], directory: Path, product: str) -> None:
     _announce(shlex.join(command), directory)
     # English messages; temporary files on the disk that is known to be writable.
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
@@ -285,7 +285,7 @@ def _failure(name: str, command: str, output: str, directory: Path) -> CompileEr
     return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}")
 
 
-def _identify(command: Sequence[str]) -> str:
+def identify(command: Sequence[str]) -> str:
     """Which compiler a command is: its words, and the file behind it.
 
     A binary is known by its file's size and time. A script, ccache and the like stand for another program, which can

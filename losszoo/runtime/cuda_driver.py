@@ -100,6 +100,11 @@ class Function:
         self._shared_limit = _SHARED_BYTES_OF_EVERY_DEVICE - static.value
         self._raising = threading.Lock()
 
+    @property
+    def handles(self) -> dict[str, int]:
+        """What the native runtime launches it by."""
+        return {"function": self._handle.value, "context": self._context.value, "follows": bool(self._attributes)}
+
     def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, args: bytes) -> None:
         """Launch on the stream with handle `stream` (0 is the default stream of the kernel's device).
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from losszoo import jit
 from losszoo.codegen.kernel import Form, Kernel, Tiling
-from losszoo.runtime import cuda_driver, threads, tiling
+from losszoo.errors import CaptureError
+from losszoo.runtime import counters, cuda_driver, memory, threads, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, walkable
-from losszoo.runtime.memory import in_large_pages
 from losszoo.spec.operands import ClassWeight, Row, Scalar
 
 ELEMENTS_A_RANGE = 32768  # a CPU range: long enough to outweigh its hand-over, short enough to share out evenly
@@ -101,12 +101,12 @@ class Prepared:
         """Memory for the gradient of an operand, which the kernel will write."""
         operand = self.wrt[name]
         if self.call.kinds[name] is Row:
-            grad = in_large_pages(empty_rows(operand, self.lowering))
+            grad = empty_rows(operand, self.lowering)
             step = grad.stride(class_axis(grad.ndim))
             outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.layout.inner
             self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
         else:
-            grad = in_large_pages(operand.new_empty(operand.shape))
+            grad = memory.empty(operand.shape, operand.dtype, operand.device)
         self.values[f"g_{name}"] = grad.data_ptr()
         return grad
 
@@ -120,8 +120,7 @@ class Prepared:
         """Launch the forward or the backward; `pointers` are the outputs and whatever else the direction needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner = _runner(self.kernel, self.device.type, self.device.index)
-        runner.run(direction, self)
+        runner(self.kernel, self.device).run(direction, self)
 
     def pack(self) -> bytes:
         values = self.values
@@ -131,29 +130,24 @@ class Prepared:
         return max(1, -(-self.call.rows // self.values["grain"]))
 
 
-_COUNTERS: dict = {}
+def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
+    """The loss, and what a backward wants of it: the states of all rows if they are to be kept, then the denominator if there is one.
 
-
-def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss, the mean's denominator, and the row state if it is to be kept for a backward."""
+    Two tensors: the user may write to the loss.
+    """
     call, device = prepared.call, prepared.device
     options = {"dtype": call.real, "device": device}
-    plan = prepared.kernel.program.forward
-    state = torch.empty(len(plan.state), call.rows, **options) if keep and plan.state else None
     reduced = call.reduction != "none"
-    loss = None if reduced else in_large_pages(torch.empty(call.shape, **options))
-    # Two tensors: the user may write to the loss, and the backward still needs the denominator.
-    total, denominator = (torch.empty((), **options) if reduced else None for _ in range(2))
+    loss = None if reduced else memory.empty(call.shape, **options)
+    total = torch.empty((), **options) if reduced else None
+    kept = torch.empty(states(prepared) * keep + reduced, **options)
+    state, denominator = _parts(prepared, kept, keep)
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if device.type == "cuda":
         if os.environ.get("LOSSZOO_CHECK") == "1":
             check_labels(call)
         partial = torch.empty(2 * prepared.shape.forward.grid, dtype=torch.float64, device=device) if reduced else None
-        counter = None
-        if reduced:
-            if device not in _COUNTERS:
-                _COUNTERS[device] = torch.zeros((), dtype=torch.int32, device=device)
-            counter = _COUNTERS[device]
+        counter = _counter(device) if reduced else None
         prepared.run("forward", partial=partial, counter=counter, **outputs)
     else:
         partial = torch.empty(2 * prepared.ranges(), dtype=torch.float64)
@@ -161,11 +155,26 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tens
         prepared.run("forward", partial=partial, status=status, **outputs)
         if prepared.kernel.labels and (row := int(status[0])) >= 0:
             raise_stray(call, row)
-    return (total if reduced else loss), denominator, state
+    return (total if reduced else loss), kept
 
 
-def backward(prepared: Prepared, grad: Tensor, denominator: Tensor | None, state: Tensor | None) -> list[Tensor]:
+def _counter(device: torch.device) -> int:
+    return counters.slot(device.index, torch.cuda.current_stream(device).cuda_stream, torch.cuda.is_current_stream_capturing())
+
+
+def states(prepared: Prepared) -> int:
+    """How many numbers about its rows a call keeps for the backward."""
+    return len(prepared.kernel.program.forward.state) * prepared.call.rows
+
+
+def _parts(prepared: Prepared, kept: Tensor, states_too: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    state = kept if states_too and states(prepared) else None
+    return state, kept[-1:] if prepared.call.reduction != "none" else None
+
+
+def backward(prepared: Prepared, grad: Tensor, kept: Tensor) -> list[Tensor]:
     """The gradients of the operands that the kernel was made for."""
+    state, denominator = _parts(prepared, kept)
     if grad.ndim == 0:
         item = 0
     else:
@@ -196,6 +205,11 @@ class _Cuda:
     """The cubin of a kernel, on one device."""
 
     def __init__(self, kernel: Kernel, device: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{kernel.spec.name}: its kernel for these types and options has to be built or loaded, which cannot be done while a CUDA "
+                f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
+            )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
         self.functions = {name: module.function(name) for name in ("forward", "backward")}
 
@@ -211,8 +225,8 @@ def _kernel(spec, choice, form: Form) -> Kernel:
 
 
 @cache
-def _runner(kernel: Kernel, device_type: str, index: int | None) -> _Cpu | _Cuda:
-    return _Cpu(kernel) if device_type == "cpu" else _Cuda(kernel, index)
+def runner(kernel: Kernel, device: torch.device) -> _Cpu | _Cuda:
+    return _Cpu(kernel) if device.type == "cpu" else _Cuda(kernel, device.index)
 
 
 def _name(dtype: torch.dtype) -> str:

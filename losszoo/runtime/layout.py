@@ -8,6 +8,8 @@ from math import prod
 
 from torch import Tensor
 
+from losszoo.runtime import memory
+
 
 def joint_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """The one stride that walks all these axes in order, or None. Axes of length 1 do not matter."""
@@ -85,10 +87,10 @@ def copied(x: Tensor, lowering: str) -> Tensor:
 def empty_rows(x: Tensor, lowering: str) -> Tensor:
     """Memory of the shape and type of x: classes side by side, or a stride apart."""
     if lowering == "columns":
-        return x.new_empty(x.shape[::-1]).t() if x.ndim == 2 else x.new_empty(x.shape)
+        return memory.empty(x.shape[::-1], x.dtype, x.device).t() if x.ndim == 2 else memory.empty(x.shape, x.dtype, x.device)
     axis = class_axis(x.ndim)
     shape = [*x.shape[:axis], *x.shape[axis + 1 :], x.shape[axis]]
-    return x.new_empty(shape).movedim(-1, axis)
+    return memory.empty(shape, x.dtype, x.device).movedim(-1, axis)
 
 
 def item_strides(x: Tensor, components: int | None) -> tuple[Tensor, int, int]:

@@ -87,6 +87,8 @@ def machine(
             (sys.modules["losszoo.jit.build"], "find_toolchain", find),
             (losszoo.jit, "find_toolchain", find),
             (torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
+            (torch.cuda, "is_current_stream_capturing", lambda: False),
+            (torch.cuda, "synchronize", lambda device=None: None),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         _machines.append(device)

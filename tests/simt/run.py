@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unittest import mock
 
 from torch import Tensor
 
-from losszoo.runtime import autograd, kernels
+from losszoo.runtime import dispatch, kernels
 from losszoo.runtime.arguments import Call as Checked
+from losszoo.surface import expose
 from tests import simt
 from tests.losses import oracle
 from tests.strategies import Call
@@ -16,8 +16,9 @@ from tests.strategies import Call
 
 def checked(function: Callable[..., Tensor], *args: object, **kwargs: object) -> Checked:
     """What the public function makes of its arguments, instead of its result."""
-    with mock.patch.object(autograd, "compute", lambda call, interpreted=False: call):
-        return function(*args, **kwargs)
+    function = expose(function.spec)
+    function.__globals__["_call_"] = dispatch.checker(function.spec, "loss")
+    return function(*args, **kwargs)
 
 
 def differentiate(call: Checked, wrt: tuple[str, ...], upstream: Callable[[Tensor], Tensor], **setting: object) -> oracle.Result:
@@ -25,8 +26,8 @@ def differentiate(call: Checked, wrt: tuple[str, ...], upstream: Callable[[Tenso
     operands = {name: value.detach() for name, value in call.operands.items()}
     inputs = [*operands.values(), *([call.normalizer] if call.normalizer is not None else [])]
     with simt.machine(read_only=inputs, **setting):
-        loss, denominator, state = kernels.forward(kernels.Prepared(call, operands, wrt), keep=True)
-        grads = kernels.backward(kernels.Prepared(call, operands, wrt), upstream(loss), denominator, state)
+        loss, kept = kernels.forward(kernels.Prepared(call, operands, wrt), keep=True)
+        grads = kernels.backward(kernels.Prepared(call, operands, wrt), upstream(loss), kept)
     return oracle.Result(loss, tuple(grads))
 
 
