@@ -86,8 +86,8 @@ def draw(function, setting: Setting) -> Call:
 
 def on_cpu(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Tensor]]:
     operands = dict(call.operands)
-    loss, denominator, state = kernels.forward(kernels.Prepared(call, operands, wrt), keep=True)
-    return loss, kernels.backward(kernels.Prepared(call, operands, wrt), upstream(loss), denominator, state)
+    loss, kept = kernels.forward(kernels.Prepared(call, operands, wrt), keep=True)
+    return loss, kernels.backward(kernels.Prepared(call, operands, wrt), upstream(loss), kept)
 
 
 def on_simt(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Tensor]]:
