@@ -43,7 +43,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         tiling = Tiling(width, in_flight, team, True, full, skipping, skewed, max(threads, 128))
         several = _launch(-(-count * team // 128), 128, multiprocessors)
         if single:
-            return Shape(tiling, Launch(1, threads), Launch(-(-count * team // WARP), WARP))
+            return Shape(tiling, Launch(1, threads), Launch(max(1, -(-count * team // WARP)), WARP))
         return Shape(tiling, several, several)
     in_flight = max(1, 4 // operands)
     team = max(64, power_of_two(-(-vectors // in_flight)))

@@ -163,6 +163,17 @@ def test_all_rows_ignored(name, reduction):
         assert (actual.grads[0] == 0).all()
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", oracle.LABELLED)
+def test_no_rows(name, reduction):
+    for shape in ((0, 33), (0, 5, 3), (2, 5, 0)):
+        call = row_call(name, (F32, None, False, False, False, False), shape, 0)
+        call.options["reduction"] = reduction
+        actual = run(getattr(losszoo, name), call)
+        assert actual.grads[0].shape == shape
+        assert actual.loss.numel() == 0 if reduction == "none" else actual.loss.isnan() if reduction == "mean" else actual.loss == 0
+
+
 def element_call(form: tuple, count: int, number: int) -> Call:
     dtype, weighted, both = form
     rng = generator(number)
