@@ -41,7 +41,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         threads = max(WARP, power_of_two(count * team)) if single else 128
         tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
         if single:
-            return Shape(tiling, Launch(1, threads), Launch(-(-count * team // WARP), WARP))
+            return Shape(tiling, Launch(1, threads), Launch(max(1, -(-count * team // WARP)), WARP))
         return _shape(tiling, -(-count * team // 128), 128, RESIDENT if vectors <= SHORT else RESIDENT // 2, multiprocessors)
     in_flight = max(1, 4 // operands)
     threads = power_of_two(-(-vectors // in_flight))
