@@ -12,7 +12,7 @@ def global_count(count: Tensor, group: dist.ProcessGroup | None = None) -> Tenso
     """What a loss divides by on each rank, so that the average of the ranks' losses is the mean over the items of all ranks.
 
         count = losszoo.parallel.global_count((labels != -100).sum())
-        loss = losszoo.cross_entropy(logits, labels, normalizer=count)
+        loss = my_loss(logits, labels, normalizer=count)
 
     `count` is this rank's number of items (or their sum of weights), a tensor of one number. The result is the sum over the ranks,
     divided by the number of ranks, since DistributedDataParallel averages the ranks' gradients. It stays on the device; nothing waits.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def warmup(function: Callable[..., Tensor], *args: object, **kwargs: object) -> None:
     """Make a loss ready for calls like `function(*args, **kwargs)`, forward and backward, so that a CUDA graph can capture them.
 
-        losszoo.warmup(losszoo.cross_entropy, logits, labels, label_smoothing=0.1)
+        losszoo.warmup(my_loss, logits, labels, gamma=1.5)
 
     `function` is a loss, a loss module, or a function of yours that calls some. The tensors must have the types, shapes, strides and
     devices of those in the capture, and require a gradient where those do. They are not written, nor are gradients and a module's buffers.
