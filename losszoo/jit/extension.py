@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import cache
 from pathlib import Path
 
 from losszoo import paths
@@ -43,7 +42,8 @@ def build() -> Path:
 
 
 def start_building() -> subprocess.Popen:
-    """Build in a process of its own that outlives this one; it exits when it is done."""
+    """Build in a process of its own that outlives this one; it exits when it is done. Raises ToolchainMissing."""
+    _ninja()
     program = f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; from losszoo.jit import extension; extension.build()"
     nothing = subprocess.DEVNULL
     return subprocess.Popen([sys.executable, "-c", program], stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True)
@@ -88,7 +88,6 @@ def _compiler() -> Cpp:
     return compiler
 
 
-@cache
 def _ninja() -> str:
     """The ninja of this environment, or else of the PATH."""
     try:
