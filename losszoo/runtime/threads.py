@@ -32,6 +32,11 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
         call(args, begin, min(begin + grain, count))
 
 
+def shared() -> bool:
+    """Whether ranges go to torch's threads; else the calling thread does them all."""
+    return _launcher() is not None
+
+
 @cache
 def _launcher() -> Any:
     """The C launcher, or None where torch brings no OpenMP to share."""
