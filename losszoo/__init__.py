@@ -2,9 +2,10 @@
 
 __version__ = "0.1.0"
 
-from losszoo import losses, spec
+from losszoo import losses, parallel, spec
 from losszoo.losses import *  # noqa: F403
 from losszoo.runtime import autograd as _autograd  # noqa: F401  (at import, so that the first call does not pay for it)
+from losszoo.runtime.warm import warmup
 from losszoo.spec import loss
 
-__all__ = [*losses.__all__, "loss", "losses", "spec"]
+__all__ = [*losses.__all__, "loss", "losses", "parallel", "spec", "warmup"]

@@ -27,6 +27,10 @@ class DriverError(LosszooError, RuntimeError):
     """The CUDA driver refused to load or launch a kernel."""
 
 
+class CaptureError(LosszooError, RuntimeError):
+    """A kernel would have to be built or loaded while a CUDA graph is captured."""
+
+
 class FallbackWarning(UserWarning):
     """A loss runs in the interpreter because no kernel could be built."""
 

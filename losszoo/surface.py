@@ -52,15 +52,17 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
         text.append("*")
     text += [f"{name}={value!r}" for name, value in engine.items()]
     scope = {f"_default_{a.name}_": a.default for a in defaults.values()}
-    group = {
-        "operands": "".join(f"{o.name}, " for o in spec.operands),
-        "parameters": "".join(f"{p.name}, " for p in spec.parameters),
-        "statics": "".join(f"{s.name}, " for s in spec.statics),
-    }
-    body = f"_call_(({group['operands']}), ({group['parameters']}), ({group['statics']})"
-    body += f", {'ignore_index' if spec.labelled else None}, reduction, {'None' if spec.own_weight else WEIGHT}, normalizer)"
-    scope["_call_"] = _caller(spec, output, interpreted)
-    exec(f"def {spec.name}({', '.join(text)}):\n    return {body}", scope)  # noqa: S102  (as dataclasses make __init__)
+    passed = [a.name for a in (*spec.operands, *spec.parameters, *spec.statics)]
+    passed += ["ignore_index" if spec.labelled else "None", "reduction", "None" if spec.own_weight else WEIGHT, "normalizer"]
+    _bind(scope, spec, output, interpreted)
+    lines = [
+        f"def {spec.name}({', '.join(text)}):",
+        "    if _compiling_():",
+        "        _prepare_()",
+        f"        return _traced_({', '.join(passed)})",
+        f"    return _call_({', '.join(passed)})",
+    ]
+    exec(compile("\n".join(lines), f"<losszoo {spec.name}>", "exec"), scope)  # noqa: S102  (as dataclasses do)
     function = scope[spec.name]
     function.__module__ = spec.function.__module__
     function.__qualname__ = spec.function.__qualname__
@@ -76,15 +78,23 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
     return function
 
 
-def _caller(spec: Spec, output: str, interpreted: bool) -> Callable:
-    def call(operands, parameters, statics, ignore_index, reduction, weight, normalizer):
-        # The runtime imports torch; a spec can be declared and rendered without it.
-        from losszoo.runtime.arguments import check
-        from losszoo.runtime.autograd import compute
+def _bind(scope: dict, spec: Spec, output: str, interpreted: bool) -> None:
+    """Give the public function what it calls, with its arguments in a row: `_call_`, or `_traced_` under torch.compile."""
+    # The runtime imports torch; a spec can be declared and rendered without it.
+    from losszoo.runtime import dispatch
 
-        return compute(check(spec, operands, parameters, statics, ignore_index, reduction, weight, normalizer, output), interpreted)
+    def call(*arguments):
+        function, final = dispatch.caller(spec, output, interpreted)
+        if final:  # the native runtime, once it is ready, takes the place of this
+            scope["_call_"] = function
+        return function(*arguments)
 
-    return call
+    def prepare():
+        if "_traced_" not in scope:
+            scope["_traced_"] = dispatch.traced(spec, output)
+        return True
+
+    scope |= {"_call_": call, "_compiling_": dispatch.compiling, "_prepare_": dispatch.while_tracing(prepare)}
 
 
 def _default(argument: object) -> str:

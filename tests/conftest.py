@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from losszoo.runtime import native
+
 settings.register_profile(
     "losszoo",
     max_examples=25,
@@ -29,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "large: needs tens of gigabytes on the GPU")
     if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch finds no GPU here")
+    # The tests use the native runtime from the start; processes that they start with caches of their own build none.
+    native.wait()
+    os.environ["LOSSZOO_RUNTIME"] = "python"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

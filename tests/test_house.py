@@ -120,3 +120,10 @@ def test_every_loss_is_documented():
     for name in losszoo.losses.__all__:
         text = getattr(losszoo, name).__doc__ or ""
         assert "Source:" in text and len(text) > 200, name
+
+
+def test_inline_assembly_is_in_one_header():
+    """Whoever runs kernels on something else than a GPU has only that file to replace."""
+    folders = (ROOT / "csrc", ROOT / "templates")
+    found = {p.name for folder in folders for p in folder.rglob("*.*") if re.search(r"\basm\b", p.read_text())}
+    assert found == {"ptx.h"}

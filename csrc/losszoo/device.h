@@ -1,5 +1,7 @@
-// What the threads of a CUDA block do together: merge their states, and finish the sum over all blocks in a fixed order.
+// What CUDA threads do together: take rows in teams, merge their states, and finish the sum over all blocks in a fixed order; and how
+// they read and write several values at once.
 #pragma once
+#include <losszoo/math.h>
 #include <losszoo/numeric.h>
 #include <losszoo/platform.h>
 
@@ -19,113 +21,212 @@ LZ_FN M shuffle_xor(const M& m, int mask) {
   return other;
 }
 
-template <class R, class M>
-LZ_FN M shuffle(const M& m, int lane) {
-  constexpr int fields = sizeof(M) / sizeof(R);
-  const R* from = reinterpret_cast<const R*>(&m);
-  M other;
-  R* into = reinterpret_cast<R*>(&other);
+// The merged state of N neighbouring threads (a power of two) for each of them. The order is fixed, but it is not the same for all: they
+// may differ in the last bit.
+template <class R, int N, class M>
+LZ_FN void merge_lanes(M& m) {
 #pragma unroll
-  for (int i = 0; i < fields; ++i) into[i] = __shfl_sync(0xffffffffu, from[i], lane);
-  return other;
+  for (int mask = N / 2; mask > 0; mask /= 2) m.merge(0, shuffle_xor<R>(m, mask), 0);
 }
 
+// The merged state of the block for every thread. blockDim.x is a power of two, and at least a warp. `phase` says which half of the
+// shared memory is free: what is read after one merge is not written before the barrier of the next.
 template <class R, class M>
-LZ_FN void warp_merge(M& m) {
-#pragma unroll
-  for (int mask = WARP / 2; mask > 0; mask /= 2) m.merge(0, shuffle_xor<R>(m, mask), 0);
-}
-
-// Every thread gets the merged state of the block. The order of the merges is fixed. blockDim.x is a multiple of the warp.
-template <class R, class M>
-LZ_FN void block_merge(M& m) {
-  __shared__ R states[MAX_WARPS * (sizeof(M) / sizeof(R))];
+LZ_FN void block_merge(M& m, int& phase) {
+  __shared__ R states[2][MAX_WARPS * (sizeof(M) / sizeof(R))];
   const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  M* shared = reinterpret_cast<M*>(states);
-  warp_merge<R>(m);
-  __syncthreads();  // the last use of `shared` may be still under way
+  merge_lanes<R, WARP>(m);
+  if (warps == 1) return;
+  M* shared = reinterpret_cast<M*>(states[phase]);
+  phase ^= 1;
   if (lane == 0) shared[warp] = m;
   __syncthreads();
-  m = lane < warps ? shared[lane] : M();
-  warp_merge<R>(m);
-  m = shuffle<R>(m, 0);  // the lanes of a butterfly may differ in the last bit
+  m = shared[lane & (warps - 1)];
+  for (int mask = warps / 2; mask > 0; mask /= 2) m.merge(0, shuffle_xor<R>(m, mask), 0);
 }
 
-// A thread's sums of losses and counts over the items it computed.
-struct Tally {
-  double total[1] = {0}, count[1] = {0};
+// G neighbouring threads of a block, or all of it where G is 0. Merging is for all teams of a block at once.
+template <int G>
+struct Team {
+  int lane, size, number, count;  // of this thread in its team; of the team; this team's in the block; of teams in the block
+  int phase = 0;
 
-  LZ_METHOD void add(double loss, double n) {
-    total[0] += loss;
-    count[0] += n;
+  LZ_METHOD Team() {
+    size = G ? G : int(blockDim.x);
+    lane = threadIdx.x % size;
+    number = threadIdx.x / size;
+    count = blockDim.x / size;
   }
-  LZ_METHOD void merge(int, const Tally& other, int) { add(other.total[0], other.count[0]); }
+
+  template <class R, class M>
+  LZ_METHOD void merge(M& m) {
+    if constexpr (G == 0)
+      block_merge<R>(m, phase);
+    else
+      merge_lanes<R, G>(m);
+  }
 };
 
-// Leaves this block's sums; the last block to come joins them all, in the order of the blocks, and writes the reduced loss.
-// Every thread of every block calls it.
-template <class R, class Args>
-LZ_FN void finish(const Args& a, Tally tally) {
-  if (!a.total) return;
-  __shared__ bool last;
-  block_merge<double>(tally);
-  if (threadIdx.x == 0) {
-    a.partial[2 * blockIdx.x] = tally.total[0];
-    a.partial[2 * blockIdx.x + 1] = tally.count[0];
-    __threadfence();
-    last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
+// A thread's sums of losses and counts over the items it computed: in R, with what the roundings lost beside it, since many a
+// device takes 64 times as long for an addition in double.
+template <class R>
+struct Tally {
+  R total = 0, total_lost = 0, count = 0, count_lost = 0;
+
+  LZ_METHOD void add(R loss, R n) {
+    add(total, total_lost, loss);
+    add(count, count_lost, n);
   }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  Tally all;
-  for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-    all.add(__ldcg(a.partial + 2 * block), __ldcg(a.partial + 2 * block + 1));
-  block_merge<double>(all);
+
+ private:
+  static LZ_METHOD void add(R& sum, R& lost, R x) {
+    const R next = sum + x, x_seen = next - sum;
+    lost += (sum - (next - x_seen)) + (x - x_seen);
+    sum = next;
+  }
+};
+
+// The sums of a block, or of many.
+struct Total {
+  double loss[1] = {0}, count[1] = {0};
+
+  LZ_METHOD Total() {}
+  template <class R>
+  LZ_METHOD explicit Total(const Tally<R>& t) { add(whole(t.total, t.total_lost), whole(t.count, t.count_lost)); }
+
+  LZ_METHOD void add(double more_loss, double more_count) {
+    loss[0] += more_loss;
+    count[0] += more_count;
+  }
+  LZ_METHOD void merge(int, const Total& other, int) { add(other.loss[0], other.count[0]); }
+
+ private:
+  template <class R>
+  static LZ_METHOD double whole(R sum, R lost) { return isfinite(sum) ? double(sum) + double(lost) : double(sum); }
+};
+
+// Leaves this block's sums; the last block to come joins them all, in the order of the blocks, and writes the reduced loss. Every
+// thread of every block calls it. The counter is 0 again when the kernel is done.
+template <class R, class Args>
+LZ_FN void finish(const Args& a, const Tally<R>& tally) {
+  if (!a.total) return;
+  int phase = 0;
+  Total all(tally);
+  block_merge<double>(all, phase);
+  if (gridDim.x > 1) {
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+      a.partial[2 * blockIdx.x] = all.loss[0];
+      a.partial[2 * blockIdx.x + 1] = all.count[0];
+      __threadfence();
+      last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    all = Total();
+    for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+      all.add(__ldcg(a.partial + 2 * block), __ldcg(a.partial + 2 * block + 1));
+    block_merge<double>(all, phase);
+    if (threadIdx.x == 0) *a.counter = 0;
+  }
   if (threadIdx.x == 0) {
     const double denominator = a.normalizer ? double(a.normalizer[0]) : a.mean ? all.count[0] : 1.0;
-    a.total[0] = R(all.total[0] / denominator);
+    a.total[0] = R(all.loss[0] / denominator);
     a.denominator[0] = R(denominator);
   }
 }
 
-// N neighbouring values. ALIGNED: from an address that is a multiple of N * sizeof(T) bytes, or of 16 where that is more.
-template <class R, int N, bool ALIGNED, class T>
-LZ_FN void load_n(const T* from, R (&into)[N]) {
-  if constexpr (ALIGNED && N % vec16<T>::size == 0) {
+// a / b, which takes a fifth of the time where both fit in 32 bits.
+LZ_FN int64 quotient(int64 a, int64 b) {
+  if (uint64(a | b) >> 32) return a / b;
+  return uint32(a) / uint32(b);
+}
+
+// By how many values a row begins behind a multiple of K values in memory.
+template <int K, class T>
+LZ_FN int skew(const T* row) {
+  return int(reinterpret_cast<uint64>(row) / sizeof(T) % K);
+}
+
+// Whether class base + k is one of the row's. Where rows are not skewed, K divides the classes, and a vector is in or out as a whole.
+template <bool SKEWED, class Index>
+LZ_FN bool live(Index base, int k, Index classes) {
+  return SKEWED ? (base + k >= 0) & (base + k < classes) : base < classes;
+}
+
+// What a memory instruction moves: 16, 8, 4 or 2 bytes.
+template <int BYTES> struct Vector;
+template <> struct Vector<16> { using type = uint4; };
+template <> struct Vector<8> { using type = uint2; };
+template <> struct Vector<4> { using type = uint32; };
+template <> struct Vector<2> { using type = uint16; };
+
+// N neighbouring values as they are stored, read by as few instructions as there can be.
+template <class T, int N>
+struct Chunk {
+  static constexpr int BYTES = N * sizeof(T), UNIT = BYTES % 16 == 0 ? 16 : BYTES == 8 || BYTES == 4 || BYTES == 2 ? BYTES : 0;
+
+  alignas(UNIT ? UNIT : sizeof(T)) T v[N];
+
+  // ALIGNED: from an address that is a multiple of UNIT.
+  template <bool ALIGNED>
+  LZ_METHOD void fetch(const T* from) {
+    if constexpr (ALIGNED && UNIT > 0) {
+      using V = typename Vector<UNIT>::type;
 #pragma unroll
-    for (int i = 0; i < N; i += vec16<T>::size) {
-      const vec16<T> v = load_vec(from + i);
+      for (int i = 0; i < BYTES / UNIT; ++i) {
+        const V part = reinterpret_cast<const V*>(from)[i];
+        memcpy(reinterpret_cast<char*>(v) + i * UNIT, &part, UNIT);
+      }
+    } else {
 #pragma unroll
-      for (int j = 0; j < vec16<T>::size; ++j) into[i + j] = to<R>(v.v[j]);
+      for (int i = 0; i < N; ++i) v[i] = from[i];
     }
-  } else if constexpr (ALIGNED && N * sizeof(T) == 8) {
-    const uint2 raw = *reinterpret_cast<const uint2*>(from);
-    struct Pair {
-      T v[N];
-    };
-    const Pair v = bit_cast<Pair>(raw);
+  }
+
+  // Those that are classes of the row; the others stay as they are.
+  template <bool ALIGNED, bool SKEWED, class Index>
+  LZ_METHOD void fetch(const T* row, Index base, Index classes) {
+    if (base >= 0 && base + N <= classes) {
+      fetch<ALIGNED>(row + base);
+    } else if constexpr (SKEWED) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) into[j] = to<R>(v.v[j]);
+      for (int i = 0; i < N; ++i)
+        if (live<true>(base, i, classes)) v[i] = row[base + i];
+    }
+  }
+};
+
+// Writes N neighbouring values, which nobody will read soon. ALIGNED: as above.
+template <bool ALIGNED = true, class T, class R, int N>
+LZ_FN void put(T* into, const R (&from)[N]) {
+  using Stored = Chunk<T, N>;
+  if constexpr (ALIGNED && Stored::UNIT > 0) {
+    using V = typename Vector<Stored::UNIT>::type;
+    Stored stored;
+    narrow(from, stored.v);
+#pragma unroll
+    for (int i = 0; i < Stored::BYTES / Stored::UNIT; ++i) {
+      V part;
+      memcpy(&part, reinterpret_cast<const char*>(stored.v) + i * Stored::UNIT, Stored::UNIT);
+      __stcs(reinterpret_cast<V*>(into) + i, part);
+    }
   } else {
 #pragma unroll
-    for (int j = 0; j < N; ++j) into[j] = load<R>(from + j);
+    for (int i = 0; i < N; ++i) store(into + i, from[i]);
   }
 }
 
-template <int N, bool ALIGNED, class R, class T>
-LZ_FN void store_n(T* into, const R (&from)[N]) {
-  if constexpr (ALIGNED && N % vec16<T>::size == 0) {
+// Those that are classes of the row.
+template <bool SKEWED, class T, class Index, class R, int N>
+LZ_FN void put(T* row, Index base, Index classes, const R (&from)[N]) {
+  if (base >= 0 && base + N <= classes) {
+    put(row + base, from);
+  } else if constexpr (SKEWED) {
 #pragma unroll
-    for (int i = 0; i < N; i += vec16<T>::size) {
-      R part[vec16<T>::size];
-#pragma unroll
-      for (int j = 0; j < vec16<T>::size; ++j) part[j] = from[i + j];
-      store_vec_stream(into + i, pack<T>(part));
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; ++j) store(into + j, from[j]);
+    for (int i = 0; i < N; ++i)
+      if (live<true>(base, i, classes)) store(row + base + i, from[i]);
   }
 }
 

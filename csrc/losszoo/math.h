@@ -5,6 +5,7 @@
 // Bounds for float, in ulp of the result, where the hardware has a fused multiply-add (tests/csrc/test_math.py):
 //
 //   sqrt                            0.5
+//   divide                          0.5, on CUDA 2: the exact one jumps, which keeps neighbouring items from overlapping
 //   exp, log, log1p, expm1, atan    2
 //   sin, cos                        2
 //   asin, acos, atan2, tanh         3
@@ -14,6 +15,9 @@
 #pragma once
 
 #include <losszoo/platform.h>
+#if LZ_CUDA
+#include <losszoo/ptx.h>
+#endif
 
 namespace lz {
 
@@ -26,6 +30,8 @@ LZ_FN float sqrt(float x) { return ::sqrtf(x); }
 LZ_FN double sqrt(double x) { return ::sqrt(x); }
 LZ_FN float abs(float x) { return ::fabsf(x); }
 LZ_FN double abs(double x) { return ::fabs(x); }
+LZ_FN float divide(float a, float b) { return ptx::divide(a, b); }
+LZ_FN double divide(double a, double b) { return a / b; }
 LZ_FN float floor(float x) { return ::floorf(x); }
 LZ_FN double floor(double x) { return ::floor(x); }
 LZ_FN float copysign(float x, float s) { return ::copysignf(x, s); }
@@ -42,6 +48,7 @@ LZ_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LZ_FN double sqrt(double x) { return __builtin_sqrt(x); }
 LZ_FN float abs(float x) { return __builtin_fabsf(x); }
 LZ_FN double abs(double x) { return __builtin_fabs(x); }
+template <class R> LZ_FN R divide(R a, R b) { return a / b; }
 LZ_FN float floor(float x) { return __builtin_floorf(x); }
 LZ_FN double floor(double x) { return __builtin_floor(x); }
 LZ_FN float copysign(float x, float s) { return __builtin_copysignf(x, s); }
@@ -54,9 +61,22 @@ template <class R> LZ_FN bool isfinite(R x) { return abs(x) < infinity<R>(); }
 LZ_FN bool signbit(float x) { return bit_cast<int32>(x) < 0; }
 LZ_FN bool signbit(double x) { return bit_cast<int64>(x) < 0; }
 
+// The greater; b where a is nan, and on CUDA a where b is.
+template <class R> LZ_FN R greater(R a, R b) {
+#if LZ_CUDA
+    return ::fmax(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
 // As torch.maximum and torch.minimum: nan where either is nan.
 template <class R> LZ_FN R maximum(R a, R b) { return select((a > b) | (a != a), a, b); }
 template <class R> LZ_FN R minimum(R a, R b) { return select((a < b) | (a != a), a, b); }
+#if LZ_CUDA
+LZ_FN float maximum(float a, float b) { return ptx::max_nan(a, b); }
+LZ_FN float minimum(float a, float b) { return ptx::min_nan(a, b); }
+#endif
 
 // --- double: the library ---------------------------------------------------------------------------------------------
 
@@ -193,9 +213,7 @@ LZ_FN float asin_half(float s, float z) {
 // 4^r for |r| <= 1/2
 LZ_FN float exp4(float r) {
 #if LZ_CUDA
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(r + r));
-    return y;
+    return ptx::exp2_approx(r + r);
 #else
     return one_plus_poly7(r, 1.38629448f, 0.960906744f, 0.444029331f, 0.153869435f, 0.0426929183f, 0.0100133056f,
                           0.0019107773f);
@@ -257,11 +275,7 @@ LZ_FLOAT_1(acos)
 LZ_FLOAT_1(atan)
 LZ_FLOAT_2(atan2)
 
-LZ_FN float exp_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269502f));
-    return y;
-}
+LZ_FN float exp_fast(float x) { return ptx::exp2_approx(x * 1.44269502f); }
 
 #else
 

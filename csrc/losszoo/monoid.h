@@ -91,7 +91,7 @@ struct Online {
     R peak[L], s[ALL][L];  // local, so that they live in registers
     LZ_LANES peak[l] = top[l];
     LZ_UNROLL
-    for (int g = 0; g < groups; ++g) LZ_LANES peak[l] = x[g * L + l] > peak[l] ? x[g * L + l] : peak[l];
+    for (int g = 0; g < groups; ++g) LZ_LANES peak[l] = greater(x[g * L + l], peak[l]);
     LZ_LANES {
       const R old = shift(top[l]), now = shift(peak[l]), rescale = exp_fast(top[l] - now);
       top[l] = peak[l];
@@ -115,7 +115,7 @@ struct Online {
 
   template <int O>
   LZ_METHOD void merge(int l, const Online<R, O, N, S>& other, int o) {
-    const R a = top[l], b = other.top[o], peak = a > b ? a : b, now = shift(peak);
+    const R a = top[l], b = other.top[o], peak = greater(a, b), now = shift(peak);
     const R here = exp_fast(a - now), there = exp_fast(b - now);
     top[l] = peak;
     for (int n = 0; n < SHIFTED; ++n) sums[n][l] = sums[n][l] * here + other.sums[n][o] * there;
@@ -126,7 +126,7 @@ struct Online {
 
   LZ_METHOD Online<R, 1, N, S> whole() const {
     Online<R, 1, N, S> w;
-    for (int l = 0; l < L; ++l) w.top[0] = top[l] > w.top[0] ? top[l] : w.top[0];
+    for (int l = 0; l < L; ++l) w.top[0] = greater(top[l], w.top[0]);
     const R now = shift(w.top[0]);
     R part[L];
     LZ_LANES part[l] = exp_fast(top[l] - now);

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <losszoo/platform.h>
+#if LZ_CUDA
+#include <losszoo/ptx.h>
+#endif
 
 namespace lz {
 
@@ -17,9 +20,7 @@ LZ_FN float widen(bfloat16 x) { return bit_cast<float>(static_cast<uint32>(x.bit
 
 LZ_FN float widen(half x) {
 #if LZ_CUDA
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-    return y;
+    return ptx::half_to_float(x.bits);
 #else
     int32 magnitude = x.bits & 0x7fff;
     int32 sign = (x.bits & 0x8000) << 16;
@@ -31,9 +32,7 @@ LZ_FN float widen(half x) {
 
 LZ_FN bfloat16 narrow_bfloat16(float x) {
 #if LZ_CUDA
-    bfloat16 y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
+    return {ptx::float_to_bfloat16(x)};
 #else
     uint32 bits = bit_cast<uint32>(x);
     uint32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
@@ -43,9 +42,7 @@ LZ_FN bfloat16 narrow_bfloat16(float x) {
 
 LZ_FN half narrow_half(float x) {
 #if LZ_CUDA
-    half y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
+    return {ptx::float_to_half(x)};
 #else
     int32 bits = bit_cast<int32>(x);
     int32 magnitude = bits & 0x7fffffff;
@@ -75,74 +72,22 @@ template <class R, class T> LZ_FN R to(T x) {
 template <class R, class T> LZ_FN R load(const T* p) { return to<R>(*p); }
 template <class T, class R> LZ_FN void store(T* p, R x) { *p = to<T>(x); }
 
+// into = from, rounded. Where there is an instruction for two at once, by that.
+template <class T, class R, int N> LZ_FN void narrow(const R (&from)[N], T (&into)[N]) {
 #if LZ_CUDA
-
-// Values read or written once: past L1, and the first to leave L2.
-template <class R, class T> LZ_FN R load_stream(const T* p) {
-    if constexpr (sizeof(T) == 2)
-        return to<R>(bit_cast<T>(__ldg(reinterpret_cast<const uint16*>(p))));
-    else
-        return to<R>(__ldg(p));
-}
-template <class T, class R> LZ_FN void store_stream(T* p, R x) {
-    if constexpr (sizeof(T) == 2)
-        __stcs(reinterpret_cast<uint16*>(p), bit_cast<uint16>(to<T>(x)));
-    else
-        __stcs(p, to<T>(x));
-}
-
-// Sixteen bytes of T, one memory instruction; the address must be a multiple of 16.
-template <class T> struct alignas(16) vec16 {
-    static constexpr int size = 16 / sizeof(T);
-    T v[size];
-};
-
-template <class T> LZ_FN vec16<T> load_vec(const T* p) {
-    return bit_cast<vec16<T>>(*reinterpret_cast<const uint4*>(p));
-}
-template <class T> LZ_FN vec16<T> load_vec_stream(const T* p) {
-    return bit_cast<vec16<T>>(__ldg(reinterpret_cast<const uint4*>(p)));
-}
-template <class T> LZ_FN void store_vec(T* p, const vec16<T>& x) {
-    *reinterpret_cast<uint4*>(p) = bit_cast<uint4>(x);
-}
-template <class T> LZ_FN void store_vec_stream(T* p, const vec16<T>& x) {
-    __stcs(reinterpret_cast<uint4*>(p), bit_cast<uint4>(x));
-}
-
-template <class R, class T> LZ_FN void unpack(const vec16<T>& from, R (&into)[vec16<T>::size]) {
-#pragma unroll
-    for (int i = 0; i < vec16<T>::size; ++i) into[i] = to<R>(from.v[i]);
-}
-
-// Two 16-bit values a conversion.
-LZ_FN uint32 narrow2(half, float low, float high) {
-    uint32 y;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
-LZ_FN uint32 narrow2(bfloat16, float low, float high) {
-    uint32 y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
-
-template <class T, class R> LZ_FN vec16<T> pack(const R (&from)[vec16<T>::size]) {
-    if constexpr (sizeof(T) == 2) {
-        uint4 y;
-        y.x = narrow2(T{}, to<float>(from[0]), to<float>(from[1]));
-        y.y = narrow2(T{}, to<float>(from[2]), to<float>(from[3]));
-        y.z = narrow2(T{}, to<float>(from[4]), to<float>(from[5]));
-        y.w = narrow2(T{}, to<float>(from[6]), to<float>(from[7]));
-        return bit_cast<vec16<T>>(y);
-    } else {
-        vec16<T> y;
-#pragma unroll
-        for (int i = 0; i < vec16<T>::size; ++i) y.v[i] = to<T>(from[i]);
-        return y;
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        LZ_UNROLL
+        for (int i = 0; i < N; i += 2) {
+            const float low = to<float>(from[i]), high = to<float>(from[i + 1]);
+            const uint32 pair = is_same<T, half> ? ptx::floats_to_half2(low, high) : ptx::floats_to_bfloat162(low, high);
+            into[i].bits = static_cast<uint16>(pair);
+            into[i + 1].bits = static_cast<uint16>(pair >> 16);
+        }
+        return;
     }
-}
-
 #endif
+    LZ_UNROLL
+    for (int i = 0; i < N; ++i) into[i] = to<T>(from[i]);
+}
 
 }  // namespace lz

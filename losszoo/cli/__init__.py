@@ -11,6 +11,7 @@ from pathlib import Path
 import losszoo
 from losszoo.cli.demo import demo
 from losszoo.cli.doctor import doctor
+from losszoo.cli.prebuild import DTYPES, prebuild
 from losszoo.cli.show import print_list, show
 from losszoo.errors import LosszooError, UsageError
 
@@ -45,6 +46,14 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("doctor", help="what losszoo finds on this machine, and what to do about each problem")
     command.set_defaults(run=lambda arguments: doctor())
+
+    command = commands.add_parser("prebuild", help="build kernels before they are needed; no GPU is needed")
+    command.add_argument("names", nargs="*", metavar="NAME", help="function or module (default: all, and the native runtime)")
+    command.add_argument("--arch", nargs="+", default=["cpu"], help="cpu, sm_80, sm_90 ... (default: cpu)")
+    command.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"], help="default: float32 bfloat16")
+    command.add_argument("--every-option", action="store_true", help="also for options away from their defaults")
+    command.add_argument("--jobs", type=int, help="how many compilers at once (default: as many as processors)")
+    command.set_defaults(run=lambda given: prebuild(given.names, given.arch, given.dtype, given.every_option, given.jobs))
 
     command = commands.add_parser("demo", help="train on real digits beside torch, time every loss, draw a picture")
     command.add_argument(

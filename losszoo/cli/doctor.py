@@ -20,8 +20,8 @@ import torch
 import losszoo
 from losszoo import jit
 from losszoo.errors import ToolchainMissing
-from losszoo.jit import Language, Nvcc, Nvrtc, Source, cache
-from losszoo.runtime import cuda_driver, threads
+from losszoo.jit import Language, Nvcc, Nvrtc, Source, cache, extension
+from losszoo.runtime import cuda_driver, native, threads
 
 CPU = """#include <losszoo/host.h>
 extern "C" LZ_EXPORT int answer() { return 42; }
@@ -70,7 +70,7 @@ def _cache() -> Iterator[Finding]:
         return
     entries = [path for path in root.glob("*-*") if path.is_dir() and not path.name.startswith(".")]
     size = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
-    yield Finding("kernel cache", f"{root}, {len(entries)} kernels, {size / 1e6:.1f} MB, mode {root.stat().st_mode & 0o777:o}")
+    yield Finding("kernel cache", f"{root}, {len(entries)} entries, {size / 1e6:.1f} MB, mode {root.stat().st_mode & 0o777:o}")
 
 
 def _cpu() -> Iterator[Finding]:
@@ -87,10 +87,25 @@ def _cpu() -> Iterator[Finding]:
 
 def _threads() -> Iterator[Finding]:
     text = f"torch uses {torch.get_num_threads()} on {os.cpu_count()} processors"
-    if threads.shared():
+    if threads.launcher():
         yield Finding("threads", text)
     else:
         yield Finding("threads", f"{text}; CPU kernels use one: what hands their work to torch's could not be built or loaded", "note")
+
+
+def _runtime() -> Iterator[Finding]:
+    """Without it everything works, and calls of a few elements take longer: notes only."""
+    try:
+        if os.environ.get("LOSSZOO_RUNTIME") == "python":
+            yield Finding("native runtime", "LOSSZOO_RUNTIME=python keeps it from being used", "note")
+        elif (path := extension.find()) is None:
+            yield Finding("native runtime", "not built yet; the first call starts that in the background, `losszoo prebuild` does it now", "note")
+        elif native.runtime() is None:
+            yield Finding("native runtime", f"{path} does not load; `rm -r {path.parent}` has it built again", "note")
+        else:
+            yield Finding("native runtime", str(path))
+    except native.CANNOT as error:
+        yield Finding("native runtime", str(error), "note")
 
 
 def _cuda() -> Iterator[Finding]:
@@ -128,7 +143,7 @@ def _gpus() -> Iterator[Finding]:
     return devices
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _cache, _cpu, _threads, _cuda)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _cache, _cpu, _threads, _runtime, _cuda)
 
 
 @contextmanager

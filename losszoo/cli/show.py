@@ -38,7 +38,7 @@ def print_list() -> None:
 
 def show(name: str, device: str | None) -> None:
     """Print a loss's signatures and documentation; with a device, as a comment above its kernels."""
-    function, modules = _find(name)
+    function, modules = find(name)
     calls = [function, *modules]
     text = (
         "\n".join(f"losszoo.{call.__name__}{inspect.signature(call)}" for call in calls)
@@ -52,7 +52,7 @@ def show(name: str, device: str | None) -> None:
         print(source.text)
 
 
-def _find(name: str) -> tuple[Callable, list[type]]:
+def find(name: str) -> tuple[Callable, list[type]]:
     """The loss whose function or module has this name."""
     losses_by_name = zoo()
     by_name = {

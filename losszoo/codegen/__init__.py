@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from losszoo.codegen.kernel import Form, Kernel
+from losszoo.codegen.kernel import Form, Kernel, Tiling
 from losszoo.ir.expr import Type
 from losszoo.jit import Source
 from losszoo.spec.declare import Spec
 
-LOWERINGS = {True: ("rows", "columns"), False: ("items",)}
+# A loss's kernels as a reader would meet them: rows of a thousand classes, a few dozen columns, packed items.
+LOWERINGS = {
+    True: {"rows": Tiling(4, 4, threads=512), "columns": Tiling(2, 4)},
+    False: {"items": Tiling(1, 2)},
+}
 
 
 def sources(spec: Spec, language: str) -> list[Source]:
@@ -16,7 +20,8 @@ def sources(spec: Spec, language: str) -> list[Source]:
     traced = spec.trace(choice)
     dtypes = tuple("int64" if leaves[0].type is Type.INT else "float32" for leaves in traced.leaves.values())
     wrt = next(o.name for o, k in zip(spec.operands, choice.kinds, strict=True) if k is not None and k.differentiable)
-    return [Kernel(spec, choice, Form(low, dtypes, "float32", (wrt,), low != "columns")).source(language) for low in LOWERINGS[spec.row]]
+    forms = (Form(lowering, dtypes, "float32", (wrt,), lowering == "items", tiling) for lowering, tiling in LOWERINGS[spec.row].items())
+    return [Kernel(spec, choice, form).source(language) for form in forms]
 
 
-__all__ = ["Form", "Kernel", "sources"]
+__all__ = ["Form", "Kernel", "Tiling", "sources"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from losszoo.codegen.printer import C_TYPE, Scope, needed
-from losszoo.codegen.storage import SIZE, STORAGE
+from losszoo.codegen.storage import STORAGE
 from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, UPSTREAM, Extent, Node, topological
 from losszoo.ir.monoid import Accumulator
 from losszoo.ir.schedule import Plan
@@ -22,18 +23,20 @@ if TYPE_CHECKING:
 def context(kernel: Kernel, language: str) -> dict:
     """The data that a kernel's template is rendered with, in a language."""
     form = kernel.form
-    tiled, stepped = (language == "cpp" and form.lowering == lowering for lowering in ("columns", "items"))
+    tiled, stepped = form.lowering == "columns", form.lowering == "items" and language == "cpp"
     data = {
         "name": kernel.spec.name,
         "lowering": form.lowering,
         "headers": ["math", "item", "monoid", "device" if language == "cuda" else "host"],
         "real": STORAGE[form.real],
         "dense": form.dense,
-        "chunk": _chunk(kernel),
+        "tiling": asdict(form.tiling),
         "fields": [{"c": f.c, "name": f.name} for f in kernel.fields],
         "rows": [{"name": n, "c": STORAGE[kernel.storage[n]]} for n in kernel.names(Row)],
         "class_weights": kernel.names(ClassWeight),
+        "row_types": {n: STORAGE[kernel.storage[n]] for n in kernel.names(Row)},
         "per_item": [_item(kernel, n) for n in kernel.item_operands],
+        "item_types": {n: STORAGE[kernel.storage[n]] for n in kernel.item_operands},
         "labels": kernel.labels,
         "scalars": kernel.names(Scalar),
         "parameters": kernel.parameters,
@@ -49,21 +52,8 @@ def _item(kernel: Kernel, name: str) -> dict:
     components = []
     for i, leaf in enumerate(leaves):
         place = f"* {len(leaves)} + {i}" if packed else f"* a.s_{name}_item + {i} * a.s_{name}_component"
-        at = {"address": f"a.p_{name} + row {place}", "at_first": f"a.p_{name} + first {place}"}
-        components.append({"name": _name(leaf), **at})
+        components.append({"name": _name(leaf), "place": place})
     return {"name": name, "components": components, "value": C_TYPE[leaves[0].type]}
-
-
-def _chunk(kernel: Kernel) -> int:
-    """Classes or items that a CUDA thread takes at once: sixteen bytes of an operand, one if they are scattered."""
-    if kernel.form.lowering == "columns":
-        return 4
-    if not kernel.form.dense:
-        return 1
-    if kernel.form.lowering == "rows":
-        return 16 // min(SIZE[kernel.storage[n]] for n in kernel.names(Row))
-    widest = max(SIZE[kernel.storage[n]] * len(kernel.traced.leaves[n]) for n in kernel.item_operands)
-    return max(1, 16 // widest)
 
 
 class _Printed:
@@ -79,7 +69,7 @@ class _Printed:
         uniform = Scope(self._leaves(), Extent.UNIFORM)
         self.text: dict = {"uniform": uniform.emit(self.roots), "state": [f"s{i}" for i in range(len(plan.state))]}
         self.item = uniform.inner(Extent.ITEM)
-        # A tile (CPU columns) keeps what a loop over its lanes computes for the loops after it.
+        # A tile (columns) keeps what a loop over its lanes computes for the loops after it.
         self.kept: list[dict] = []
         self.text["stages"] = stages = []
         results: list[dict] = []
@@ -125,8 +115,16 @@ class _Printed:
             step["keeps"] = [d for d in step.pop("defines") if d["name"] in later]
         return steps
 
+    def _first_loads(self, last: Iterable[str] = ()) -> list[str]:
+        """The rows that are read ahead: those of the first loop over a row, or of all of them where the row is held."""
+        loops = [*(stage["loads"] for stage in self.text["stages"]), last]
+        loops = [names for names in loops if names]
+        read = {n for names in (loops if self.kernel.form.tiling.held else loops[:1]) for n in names}
+        return [n for n in self.kernel.names(Row) if n in read]
+
     def loss(self) -> dict:
         outputs = self.plan.outputs
+        self.text["first_loads"] = self._first_loads()
         self.text |= {
             "loss": self.item.text(outputs["loss"]),
             "counts": self.item.text(outputs["counts"]),
@@ -140,6 +138,7 @@ class _Printed:
         leaves = self.kernel.program.gradients
         along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
         self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
+        self.text["first_loads"] = self._first_loads(self.text["loads"])
         self.grads = []
         outputs = iter(self.plan.outputs.values())
         for name in self.kernel.form.wrt:

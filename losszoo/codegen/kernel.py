@@ -17,6 +17,20 @@ from losszoo.spec.operands import Row
 
 
 @dataclass(frozen=True)
+class Tiling:
+    """How the threads of a CUDA kernel share its work, as far as that is compiled in. losszoo.runtime.tiling chooses it."""
+
+    width: int = 1  # neighbours that a thread reads at once: classes of a row, positions of columns, items
+    vectors: int = 1  # how many such reads a thread has in flight; of columns: from how many classes
+    group: int = 0  # rows: threads that share a row, 0 for a whole block
+    held: bool = False  # rows: a row fits in what its threads have in flight
+    full: int = 0  # rows that are held: of those reads, how many lie within the row in every thread
+    skipping: bool = False  # rows that are held: look at a label before its row is read, which may be ignored
+    skewed: bool = False  # rows: they may begin and end within a vector, all operands' alike
+    threads: int = 256  # of a block, at most
+
+
+@dataclass(frozen=True)
 class Form:
     """What specialises a kernel beside the choice of loss."""
 
@@ -24,7 +38,8 @@ class Form:
     dtypes: tuple[str, ...]  # of the operands that are given, in the order of the traced leaves
     real: str  # float32 or float64: what is computed and accumulated in
     wrt: tuple[str, ...]  # operands that get a gradient
-    dense: bool  # items: every operand is packed; CUDA rows: every row begins at a multiple of 16 bytes
+    dense: bool = False  # items: every operand is packed
+    tiling: Tiling = Tiling()  # CUDA
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ _ROWS = (
         "div",
         lambda t, x, y: x / y,
         lambda n, g: (b.div(g, n.args[1]), b.neg(b.mul(b.div(g, n.args[1]), n))),
-        "{0} / {1}",
+        "lz::divide({0}, {1})",
     ),
     Primitive("neg", lambda t, x: -x, lambda n, g: (b.neg(g),), "-{0}"),
     Primitive(

@@ -107,9 +107,16 @@ def _share(a: Node, b: Node) -> Node | None:
 def _div(a: Node, b: Node) -> Node | None:
     if is_const(b, 1):
         return a
+    if is_const(b) and _exact_inverse(b.attr):
+        return _again("mul", a, const(1 / b.attr))
     if a.op == "neg":
         return _again("neg", _again("div", a.args[0], b))
     return _inside(a, lambda value: _again("div", value, b))
+
+
+def _exact_inverse(value: float) -> bool:
+    """Whether a number's inverse is exact, and so are products with it: a power of two, far from where they could not be held."""
+    return 2**-64 <= abs(value) <= 2**64 and math.frexp(value)[0] in (0.5, -0.5)
 
 
 def _neg(a: Node) -> Node | None:

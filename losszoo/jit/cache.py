@@ -37,19 +37,13 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
 
     `make` may leave other files beside it, for people to read. Raises CacheError, and whatever `make` raises.
     """
-    readable = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:60])
-    entry = f"{readable}-{key[:40]}"
+    entry = _entry(name, key)
     tried: list[str] = []
     for where in (place, fallback_place):  # the second is not even looked for unless it is needed
         root = where()
-        known = _known.get((root, entry))
-        if known is not None and known.exists():
-            return known
-        if _exists(root):
-            _refuse_unsafe(root)
-            hit = _lookup(root / entry, artefact)
-            if hit is not None:
-                return _known.setdefault((root, entry), hit)
+        hit = _found(root, entry, artefact)
+        if hit is not None:
+            return hit
         try:
             _prepare(root)
         except OSError as error:
@@ -62,6 +56,12 @@ def fetch(name: str, key: str, artefact: str, make: Callable[[Path], None]) -> P
             raise CacheError(f"the kernel cache {root} could not take {entry}: {error}; {_ADVICE}") from error
         return path
     raise CacheError(f"the kernel cache can be written neither at {' nor at '.join(tried)}; {_ADVICE}")
+
+
+def find(name: str, key: str, artefact: str) -> Path | None:
+    """The file `artefact` of entry `key` if it has been made. Raises CacheError where the cache must not be trusted."""
+    entry = _entry(name, key)
+    return next((hit for where in (place, fallback_place) if (hit := _found(where(), entry, artefact)) is not None), None)
 
 
 _ADVICE = "set LOSSZOO_CACHE_DIR to a directory of your own"
@@ -79,6 +79,22 @@ def place() -> Path:
 def fallback_place() -> Path:
     """A directory of this user's for when the cache's own place cannot be written."""
     return Path(tempfile.gettempdir(), f"losszoo-{os.geteuid()}")
+
+
+def _entry(name: str, key: str) -> str:
+    readable = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name[:60])
+    return f"{readable}-{key[:40]}"
+
+
+def _found(root: Path, entry: str, artefact: str) -> Path | None:
+    known = _known.get((root, entry))
+    if known is not None and known.exists():
+        return known
+    if not _exists(root):
+        return None
+    _refuse_unsafe(root)
+    hit = _lookup(root / entry, artefact)
+    return None if hit is None else _known.setdefault((root, entry), hit)
 
 
 def _exists(root: Path) -> bool:
@@ -131,7 +147,7 @@ def _lookup(entry: Path, artefact: str) -> Path | None:
 
 
 def _make_entry(root: Path, entry: str, artefact: str, make: Callable[[Path], None]) -> Path:
-    with _lock(root / f".lock-{entry[-2:]}"):
+    with _lock(root / f".lock-{artefact}-{entry[-2:]}"):
         hit = _lookup(root / entry, artefact)
         if hit is not None:  # another process or thread made it while this one waited
             return hit

@@ -105,7 +105,7 @@ class Cpp:
 
     @cached_property
     def identity(self) -> str:
-        return f"{_identify(self.compiler)} {_processor()}"
+        return f"{identify(self.compiler)} {_processor()}"
 
     @property
     def description(self) -> str:
@@ -116,13 +116,13 @@ class Cpp:
         # Relative names: what is compiled says nothing of the private directory that it is compiled in.
         files = ("-I", str(paths.csrc()), "-o", "kernel.so", "kernel.cpp")
         try:
-            _run(name, (*self.compiler, *self.flags, *files), directory, "kernel.so")
+            run_compiler(name, (*self.compiler, *self.flags, *files), directory, "kernel.so")
         except CompileError as error:
             if "march" not in str(error).partition(_OUTPUT)[2]:
                 raise
             # Some compilers know no native architecture on some machines.
             portable = (flag for flag in self.flags if flag != "-march=native")
-            _run(name, (*self.compiler, *portable, *files), directory, "kernel.so")
+            run_compiler(name, (*self.compiler, *portable, *files), directory, "kernel.so")
 
 
 class Nvcc:
@@ -148,7 +148,7 @@ class Nvcc:
 
     @cached_property
     def identity(self) -> str:
-        return _identify((self.compiler,))
+        return identify((self.compiler,))
 
     @property
     def description(self) -> str:
@@ -157,7 +157,7 @@ class Nvcc:
 
     def compile(self, name: str, directory: Path, arch: str | None) -> None:
         files = ("-I", str(paths.csrc()), "-o", "kernel.cubin", "kernel.cu")
-        _run(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
+        run_compiler(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
 
 
 class Nvrtc:
@@ -276,7 +276,7 @@ _DISK_FULL = "No space left on device"
 _COMPILER_ADVICE = "`losszoo doctor` tells whether the compiler works at all; CXX names another one for the CPU"
 
 
-def _run(name: str, command: Sequence[str], directory: Path, product: str) -> None:
+def run_compiler(name: str, command: Sequence[str], directory: Path, product: str) -> None:
     _announce(shlex.join(command), directory)
     # English messages; temporary files on the disk that is known to be writable.
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
@@ -307,7 +307,7 @@ def _failure(name: str, command: str, output: str, directory: Path) -> CompileEr
     return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}\n{_COMPILER_ADVICE}")
 
 
-def _identify(command: Sequence[str]) -> str:
+def identify(command: Sequence[str]) -> str:
     """Which compiler a command is: its words, and the file behind it.
 
     A binary is known by its file's size and time. A script, ccache and the like stand for another program, which can

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class Call:
     @property
     def rows(self) -> int:
         return math.prod(self.shape)
+
+    def with_operands(self, operands: Mapping[str, Tensor], **changes: object) -> Call:
+        """The same call of other tensors; of none, it keeps no memory."""
+        return replace(self, operands=operands, normalizer=None, **changes)
 
     @property
     def differentiable(self) -> list[str]:

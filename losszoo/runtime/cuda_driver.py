@@ -23,6 +23,22 @@ _CANNOT_READ_IMAGE = {200, 209, 222, 223, 300}  # INVALID_IMAGE, NO_BINARY_FOR_G
 Extent = int | tuple[int, int, int]
 
 
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("_padding", ctypes.c_int), ("value", ctypes.c_int), ("_union", ctypes.c_char * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in "grid_x grid_y grid_z block_x block_y block_z shared_bytes".split()),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel is set up while the one before it still runs, for which it waits
+# itself (lz::ptx::follow). From architecture 9.0 on.
+_FOLLOW = _LaunchAttribute(id=6, value=1)
+
+
 @cache
 def arch(device: int) -> str:
     """The architecture of a CUDA device, such as "sm_90"."""
@@ -48,6 +64,7 @@ class Module:
     def __init__(self, path: Path, device: int) -> None:
         self.path = path
         self.context = _primary_context(device)
+        self.follows = torch.cuda.get_device_capability(device) >= (9, 0)
         self._handle = ctypes.c_void_p()
         with _current(self.context):
             code = _driver().cuModuleLoadData(ctypes.byref(self._handle), path.read_bytes())
@@ -65,14 +82,15 @@ class Module:
         with _current(self.context):
             code = _driver().cuModuleGetFunction(ctypes.byref(handle), self._handle, name.encode())
             _check(code, f"looking for {name} in {self.path}")
-            return Function(name, handle, self.context)
+            return Function(name, handle, self.context, follows=self.follows)
 
 
 class Function:
     """A kernel that takes one struct by value."""
 
-    def __init__(self, name: str, handle: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
+    def __init__(self, name: str, handle: ctypes.c_void_p, context: ctypes.c_void_p, follows: bool) -> None:
         self.name = name
+        self._attributes = int(follows)
         self._handle = handle
         self._context = context
         self._driver = _driver()
@@ -81,6 +99,11 @@ class Function:
         _check(code, f"asking for the shared memory of {name}")
         self._shared_limit = _SHARED_BYTES_OF_EVERY_DEVICE - static.value
         self._raising = threading.Lock()
+
+    @property
+    def handles(self) -> dict[str, int]:
+        """What the native runtime launches it by."""
+        return {"function": self._handle.value, "context": self._context.value, "follows": bool(self._attributes)}
 
     def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, args: bytes) -> None:
         """Launch on the stream with handle `stream` (0 is the default stream of the kernel's device).
@@ -94,15 +117,15 @@ class Function:
             self._raise_shared_limit(shared_bytes)
         # A char pointer is a cell that holds the address of the struct: just what the array of parameters has to be.
         params = ctypes.byref(ctypes.c_char_p(args))
+        sizes = grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream
+        config = _LaunchConfig(*sizes, ctypes.pointer(_FOLLOW), self._attributes)
         # A new thread has no context yet, and torch may be at another device.
         current = ctypes.c_void_p()
         driver.cuCtxGetCurrent(ctypes.byref(current))
         elsewhere = current.value != self._context.value
         if elsewhere:
             _check(driver.cuCtxPushCurrent_v2(self._context), "entering torch's CUDA context")
-        code = driver.cuLaunchKernel(
-            self._handle, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, None
-        )
+        code = driver.cuLaunchKernelEx(ctypes.byref(config), self._handle, params, None)
         if elsewhere:
             driver.cuCtxPopCurrent_v2(ctypes.byref(current))
         if code:
@@ -122,8 +145,8 @@ def _driver() -> Any:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DriverError(f"no CUDA driver: {error}") from error
-    pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    driver.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    pointer = ctypes.c_void_p
+    driver.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
     driver.cuCtxPushCurrent_v2.argtypes = [pointer]
     driver.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
     driver.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]

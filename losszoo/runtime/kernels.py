@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from losszoo import jit
-from losszoo.codegen.kernel import Form, Kernel
-from losszoo.runtime import cuda_driver, memory, threads
+from losszoo.codegen.kernel import Form, Kernel, Tiling
+from losszoo.errors import CaptureError
+from losszoo.runtime import counters, cuda_driver, memory, threads, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import check_labels, raise_stray
-from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, row_layout, walkable
+from losszoo.runtime.layout import Rows, class_axis, empty_rows, item_strides, walkable
 from losszoo.spec.operands import ClassWeight, Row, Scalar
 
 ELEMENTS_A_RANGE = 32768  # a CPU range: long enough to outweigh its hand-over, short enough to share out evenly
+VECTOR = 16  # bytes that a CUDA thread reads at once
 TILE = 256  # ranges begin at multiples of what the CPU kernels take at once
-THREADS = 256  # of a CUDA block, where the row does not say otherwise
-BLOCKS_A_PROCESSOR = 8  # a grid that fills the device a few times over; each block strides over the rest
 
 
 class Prepared:
@@ -32,50 +32,70 @@ class Prepared:
             "rows": call.rows, "classes": call.classes, "inner": 1, "mean": int(call.reduction == "mean"),
             "ignore_index": call.ignore_index,
         }  # fmt: skip
-        self.alive: list[Tensor] = []  # kept until the launch, whose pointers lead into them
-        lowering, dense = self._place(call, operands)
-        self.lowering, self.wrt = lowering, {name: operands[name] for name in wrt}
-        if self.device.type == "cuda" and lowering == "rows":  # the rows of a gradient lie packed
-            dense = dense and all(call.classes * x.element_size() % 16 == 0 for x in self.wrt.values())
+        self.placed: dict[str, Tensor] = {}  # kept until the launch, whose pointers lead into them
+        self._place(call, operands)
+        self.lowering, self.wrt = self.layout.lowering if self.layout else "items", {name: operands[name] for name in wrt}
         dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
-        form = Form(lowering, dtypes, _name(call.real), wrt, dense)
+        dense = self.lowering == "items" and self._packed()
+        self.shape = self._shape(dense) if self.device.type == "cuda" else None
+        form = Form(self.lowering, dtypes, _name(call.real), wrt, dense, self.shape.tiling if self.shape else Tiling())
         self.kernel = _kernel(call.spec, call.choice, form)
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
         self.values["grain"] = self._grain()
 
-    def _place(self, call: Call, operands: dict[str, Tensor]) -> tuple[str, bool]:
-        """Record each operand's address and strides; say which lowering fits and whether all are dense."""
+    def _place(self, call: Call, operands: dict[str, Tensor]) -> None:
+        """Record each operand's address and strides, of a copy where it cannot be walked."""
         self._storage: dict[str, str] = {}
         self.layout: Rows | None = None
-        dense = True
         for name in call.spec.trace(call.choice).leaves:
             value, kind = operands[name], call.kinds[name]
             if kind is Row:
                 value, self.layout, outer, step = walkable(value, self.layout)
                 self.values |= {f"s_{name}_outer": outer, f"s_{name}_class": step, "inner": self.layout.inner}
-                dense = dense and self._aligned(value, True)
             elif kind in (ClassWeight, Scalar):
                 value = value.to(call.real).contiguous()
+                if kind is ClassWeight and value.data_ptr() % VECTOR:
+                    value = value.clone()
             else:
                 value, item, component = item_strides(value, kind.components)
                 self.values |= {f"s_{name}_item": item, f"s_{name}_component": component}
-                if not call.spec.row:
-                    dense = dense and item == (kind.components or 1) and component == 1 and self._aligned(value, False)
-            self.alive.append(value)
+            self.placed[name] = value
             self.values[f"p_{name}"] = value.data_ptr()
             self._storage[name] = _name(value.dtype)
-        lowering = self.layout.lowering if self.layout else "items"
-        return lowering, dense and lowering != "columns" and (lowering == "items" or self.device.type == "cuda")
 
-    def _aligned(self, value: Tensor, row: bool) -> bool:
-        """Whether CUDA can read sixteen bytes at once: from the start, and for rows from the start of each."""
-        if self.device.type != "cuda":
-            return True
-        if value.data_ptr() % 16:
-            return False
-        found = row_layout(value) if row else None
-        return found is None or found[1] * value.element_size() % 16 == 0
+    def _packed(self) -> bool:
+        """Whether every operand of items lies without gaps, and on CUDA from a multiple of sixteen bytes."""
+        for name, value in self.placed.items():
+            if (kind := self.call.kinds[name]) is Scalar:
+                continue
+            if self.values[f"s_{name}_item"] != (kind.components or 1) or self.values[f"s_{name}_component"] != 1:
+                return False
+            if self.device.type == "cuda" and value.data_ptr() % VECTOR:
+                return False
+        return True
+
+    def _shape(self, dense: bool) -> tiling.Shape:
+        """How a CUDA launch shares out the work."""
+        call, processors = self.call, cuda_driver.multiprocessors(self.device.index)
+        if self.lowering == "items":
+            sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
+            return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)
+        rows = [(name, value) for name, value in self.placed.items() if call.kinds[name] is Row]
+        width = VECTOR // min(value.element_size() for _, value in rows)
+        # Where each operand's rows begin and how far apart things lie, in values. Gradients begin at multiples of 16 bytes, packed.
+        begins = {v.data_ptr() // v.element_size() for _, v in rows} | ({0} if self.wrt else set())
+        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} if call.rows > self.layout.inner else set()
+        if self.lowering == "columns":
+            strides |= {call.rows, self.layout.inner} | {self.values[f"s_{name}_class"] for name, _ in rows if call.classes > 1}
+            while any(v % width for v in begins | strides):
+                width //= 2
+            return tiling.columns(call.rows, call.classes, width, len(rows), processors)
+        strides |= {call.classes} if self.wrt else set()
+        skewed = any(v % width for v in begins | strides | {call.classes})
+        if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
+            width, skewed = 1, False  # no two operands' vectors would hold the same classes
+        return tiling.rows(call.rows, call.classes, width, skewed, len(rows), processors)
 
     def gradient(self, name: str) -> Tensor:
         """Memory for the gradient of an operand, which the kernel will write."""
@@ -100,8 +120,7 @@ class Prepared:
         """Launch the forward or the backward; `pointers` are the outputs and whatever else the direction needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner = _runner(self.kernel, self.device.type, self.device.index)
-        runner.run(direction, self)
+        runner(self.kernel, self.device).run(direction, self)
 
     def pack(self) -> bytes:
         values = self.values
@@ -111,23 +130,24 @@ class Prepared:
         return max(1, -(-self.call.rows // self.values["grain"]))
 
 
-def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss, the mean's denominator, and the row state if it is to be kept for a backward."""
+def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
+    """The loss, and what a backward wants of it: the states of all rows if they are to be kept, then the denominator if there is one.
+
+    Two tensors: the user may write to the loss.
+    """
     call, device = prepared.call, prepared.device
     options = {"dtype": call.real, "device": device}
-    plan = prepared.kernel.program.forward
-    state = torch.empty(len(plan.state), call.rows, **options) if keep and plan.state else None
     reduced = call.reduction != "none"
     loss = None if reduced else memory.empty(call.shape, **options)
-    # Two tensors: the user may write to the loss, and the backward still needs the denominator.
-    total, denominator = (torch.empty((), **options) if reduced else None for _ in range(2))
+    total = torch.empty((), **options) if reduced else None
+    kept = torch.empty(states(prepared) * keep + reduced, **options)
+    state, denominator = _parts(prepared, kept, keep)
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if device.type == "cuda":
         if os.environ.get("LOSSZOO_CHECK") == "1":
             check_labels(call)
-        grid, _ = launch_shape(prepared)
-        partial = torch.empty(2 * grid, dtype=torch.float64, device=device) if reduced else None
-        counter = torch.zeros((), dtype=torch.int32, device=device) if reduced else None
+        partial = torch.empty(2 * prepared.shape.forward.grid, dtype=torch.float64, device=device) if reduced else None
+        counter = _counter(device) if reduced else None
         prepared.run("forward", partial=partial, counter=counter, **outputs)
     else:
         partial = torch.empty(2 * prepared.ranges(), dtype=torch.float64)
@@ -135,11 +155,26 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor | None, Tens
         prepared.run("forward", partial=partial, status=status, **outputs)
         if prepared.kernel.labels and (row := int(status[0])) >= 0:
             raise_stray(call, row)
-    return (total if reduced else loss), denominator, state
+    return (total if reduced else loss), kept
 
 
-def backward(prepared: Prepared, grad: Tensor, denominator: Tensor | None, state: Tensor | None) -> list[Tensor]:
+def _counter(device: torch.device) -> int:
+    return counters.slot(device.index, torch.cuda.current_stream(device).cuda_stream, torch.cuda.is_current_stream_capturing())
+
+
+def states(prepared: Prepared) -> int:
+    """How many numbers about its rows a call keeps for the backward."""
+    return len(prepared.kernel.program.forward.state) * prepared.call.rows
+
+
+def _parts(prepared: Prepared, kept: Tensor, states_too: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    state = kept if states_too and states(prepared) else None
+    return state, kept[-1:] if prepared.call.reduction != "none" else None
+
+
+def backward(prepared: Prepared, grad: Tensor, kept: Tensor) -> list[Tensor]:
     """The gradients of the operands that the kernel was made for."""
+    state, denominator = _parts(prepared, kept)
     if grad.ndim == 0:
         item = 0
     else:
@@ -148,20 +183,6 @@ def backward(prepared: Prepared, grad: Tensor, denominator: Tensor | None, state
     grads = [prepared.gradient(name) for name in prepared.wrt]
     prepared.run("backward", grad_output=grad, denominator=denominator, state=state)
     return grads
-
-
-def launch_shape(prepared: Prepared) -> tuple[int, int]:
-    """Blocks and threads of a CUDA launch."""
-    call = prepared.call
-    most = cuda_driver.multiprocessors(prepared.device.index) * BLOCKS_A_PROCESSOR
-    if prepared.lowering == "rows":
-        chunk = 8 if prepared.kernel.form.dense else 1
-        threads = 128
-        while threads < 512 and threads * chunk * 4 < call.classes:
-            threads *= 2
-        return max(1, min(call.rows, most * 512 // threads)), threads
-    items = THREADS * (4 if prepared.lowering == "items" and prepared.kernel.form.dense else 1)
-    return max(1, min(-(-call.rows // items), most)), THREADS
 
 
 class _Cpu:
@@ -184,13 +205,18 @@ class _Cuda:
     """The cubin of a kernel, on one device."""
 
     def __init__(self, kernel: Kernel, device: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{kernel.spec.name}: its kernel for these types and options has to be built or loaded, which cannot be done while a CUDA "
+                f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
+            )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
         self.functions = {name: module.function(name) for name in ("forward", "backward")}
 
     def run(self, direction: str, prepared: Prepared) -> None:
-        grid, block = launch_shape(prepared)
         stream = torch.cuda.current_stream(prepared.device).cuda_stream
-        self.functions[direction].launch(grid, block, 0, stream, prepared.pack())
+        launch = getattr(prepared.shape, direction)
+        self.functions[direction].launch(launch.grid, launch.threads, 0, stream, prepared.pack())
 
 
 @cache
@@ -199,8 +225,8 @@ def _kernel(spec, choice, form: Form) -> Kernel:
 
 
 @cache
-def _runner(kernel: Kernel, device_type: str, index: int | None) -> _Cpu | _Cuda:
-    return _Cpu(kernel) if device_type == "cpu" else _Cuda(kernel, index)
+def runner(kernel: Kernel, device: torch.device) -> _Cpu | _Cuda:
+    return _Cpu(kernel) if device.type == "cpu" else _Cuda(kernel, device.index)
 
 
 def _name(dtype: torch.dtype) -> str:

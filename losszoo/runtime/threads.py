@@ -22,7 +22,7 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
     """
     if grain < 1:
         raise ValueError(f"grain: got {grain}, expected at least 1")
-    launch = _launcher()
+    launch = launcher()
     if launch is not None:
         torch.get_num_threads()  # a thread takes over torch's setting the first time it asks
         launch(function, args, count, grain)
@@ -32,13 +32,8 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
         call(args, begin, min(begin + grain, count))
 
 
-def shared() -> bool:
-    """Whether ranges go to torch's threads; else the calling thread does them all."""
-    return _launcher() is not None
-
-
 @cache
-def _launcher() -> Any:
+def launcher() -> Any:
     """The C launcher, or None where torch brings no OpenMP to share."""
     source = Source("parallel_for", "cpp", (paths.csrc() / "parallel.cpp").read_text(encoding="utf-8"))
     try:

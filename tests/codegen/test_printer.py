@@ -74,7 +74,7 @@ def test_what_waits_for_a_reduction():
     scope = Scope(NAMES, Extent.ITEM)
     assert scope.emit([root]) == ["const R t0 = lz::exp(p);"]
     scope.names[total] = "r0"
-    assert scope.emit([root]) == ["const R t1 = p / r0;", "const R t2 = t1 + t0;"]
+    assert scope.emit([root]) == ["const R t1 = lz::divide(p, r0);", "const R t2 = t1 + t0;"]
 
 
 def test_what_lies_behind_a_known_value_is_not_needed():

@@ -61,13 +61,10 @@ def _loops() -> list[Loop]:
     for dtype, c in C_TYPE.items():
         real = "double" if dtype == torch.float64 else "float"
         short = c.removeprefix("lz::")
-        for hint in "", "_stream":
-            copy = f"{real} part[lz::vec16<{c}>::size]; lz::unpack<{real}>(lz::load_vec{hint}(x + i), part);"
-            copy += f" lz::store_vec{hint}(into + i, lz::pack<{c}>(part))"
-            loops.append(Loop(f"vector_{short}{hint}", dtype, dtype, copy, vector=True))
-        copy = f"for (int j = 0; j < lz::vec16<{c}>::size; ++j) "
-        copy += f"lz::store_stream(into + i + j, lz::load_stream<{real}>(x + i + j))"
-        loops.append(Loop(f"stream_{short}", dtype, dtype, copy, vector=True))
+        chunk = f"lz::Chunk<{c}, {16 // dtype.itemsize}>"
+        copy = f"{chunk} raw; raw.template fetch<true>(x + i); {real} part[{16 // dtype.itemsize}]; "
+        copy += f"for (int j = 0; j < {16 // dtype.itemsize}; ++j) part[j] = lz::to<{real}>(raw.v[j]); lz::put(into + i, part)"
+        loops.append(Loop(f"vector_{short}", dtype, dtype, copy, vector=True))
     return loops
 
 
@@ -91,7 +88,7 @@ def cuda() -> str:
     lines = ["struct Args { const void *x, *y; void* into; lz::int64 n; };\n"]
     for loop in LOOPS.values():
         operand, result = C_TYPE[loop.operand], C_TYPE[loop.result]
-        step = f"lz::vec16<{result}>::size" if loop.vector else "1"
+        step = 16 // loop.result.itemsize if loop.vector else 1
         lines.append(f"""
 extern "C" __global__ void {loop.name}(Args a) {{
     const {operand} *x = static_cast<const {operand}*>(a.x), *y = static_cast<const {operand}*>(a.y);
@@ -100,7 +97,7 @@ extern "C" __global__ void {loop.name}(Args a) {{
     if (i < a.n) {{ (void)x, (void)y; {loop.text if loop.vector else f"into[i] = {loop.text}"}; }}
 }}
 """)
-    return INCLUDES + "".join(lines)
+    return INCLUDES + "#include <losszoo/device.h>\n" + "".join(lines)
 
 
 Call = Callable[..., Tensor]

@@ -44,7 +44,7 @@ RULES: dict[str, list[tuple]] = {
     "mul": [("mul", ONE, X), ("mul", X, ONE), ("mul", LESS, X), ("mul", X, LESS), ("mul", neg(X), Y), ("mul", X, neg(Y)),
             ("mul", neg(X), neg(Y))],
     "share": [("share", ONE, X), ("share", TWO, X), ("share", ZERO, X)],
-    "div": [("div", X, ONE), ("div", neg(X), Y)],
+    "div": [("div", X, ONE), ("div", X, TWO), ("div", X, const(-0.125)), ("div", neg(X), Y)],
     "neg": [("neg", neg(X)), ("neg", apply("sub", X, Y)), ("neg", mask(C, X)), ("neg", unmask(C, X))],
     "where": [("where", TRUE, X, Y), ("where", FALSE, X, Y), ("where", C, X, X), ("where", apply("not", C), X, Y),
               ("where", C, apply("where", C, X, Y), X)],
@@ -86,9 +86,9 @@ def plain(op: str, args: tuple[Node, ...], known: dict[Node, Tensor]) -> Tensor:
     return TABLE[op].torch(TORCH, *evaluate(torch, args, known))
 
 
-def equal(a: Tensor, b: Tensor) -> bool:
+def equal(a: Tensor, b: Tensor, rtol: float = 0.0) -> bool:
     a, b = torch.broadcast_tensors(a, b)
-    return a.dtype == b.dtype and (torch.equal(a, b) if not a.is_floating_point() else same(a, b))
+    return a.dtype == b.dtype and (torch.equal(a, b) if not a.is_floating_point() else same(a, b, rtol=rtol))
 
 
 def name(case: tuple) -> str:
@@ -111,7 +111,8 @@ def test_the_rule_applies(case):
 def test_the_rule_keeps_the_value(case, rows):
     op, *args = case
     known = leaves(rows)
-    assert equal(value(apply(op, *args), known), plain(op, tuple(args), known))
+    rtol = 2**-52 if op == "pow" else 0.0  # torch's vectorised pow is an ulp from x * x
+    assert equal(value(apply(op, *args), known), plain(op, tuple(args), known), rtol)
 
 
 @pytest.mark.parametrize("case", MASKED, ids=name)

@@ -116,7 +116,7 @@ def test_a_lock_whose_holder_is_stuck_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(cache, "LOCK_PATIENCE", 0.05)
     cache_dir.mkdir(mode=0o700)
-    with (cache_dir / ".lock-aa").open("w") as held:
+    with (cache_dir / ".lock-kernel.so-aa").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert fetch("loss", "a" * 64, "kernel.so", maker()).read_text() == "artefact"
 
@@ -131,7 +131,7 @@ def test_a_lock_ends_with_the_build_though_a_fork_holds_its_file(cache_dir: Path
     children: list[int] = []
     fetch("loss", "a" * 64, "kernel.so", make_and_fork)
     try:
-        with (cache_dir / ".lock-aa").open() as file:
+        with (cache_dir / ".lock-kernel.so-aa").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.kill(children[0], signal.SIGKILL)

@@ -115,7 +115,7 @@ def test_inside_a_parallel_region_it_runs_serially(note: object) -> None:
 
     strays = torch.full((4,), -1)
     outer = ctypes.CDLL(str(build(Source("outer", "cpp", nest)))).outer
-    args = Nest(ctypes.cast(threads._launcher(), ctypes.c_void_p).value, strays.data_ptr())
+    args = Nest(ctypes.cast(threads.launcher(), ctypes.c_void_p).value, strays.data_ptr())
     parallel_for(outer, ctypes.addressof(args), 4, 1)
     assert strays.tolist() == [0] * 4
 
@@ -125,12 +125,12 @@ def test_without_openmp_it_runs_serially(note: object, monkeypatch: pytest.Monke
         raise OSError("undefined symbol: GOMP_parallel")
 
     monkeypatch.setattr(threads, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": no_openmp}))
-    threads._launcher.cache_clear()
+    threads.launcher.cache_clear()
     try:
         assert workers(note) == {threading.get_native_id()}
         assert [(begin, end) for begin, end, _ in ranges(note, 5, 2)] == [(0, 2), (2, 4), (4, 5)]
     finally:
-        threads._launcher.cache_clear()
+        threads.launcher.cache_clear()
 
 
 def test_a_grain_of_nothing_is_refused(note: object) -> None:

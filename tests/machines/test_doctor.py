@@ -7,14 +7,15 @@ import os
 import re
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from losszoo import cli
-from losszoo.errors import DriverError, ToolchainMissing
-from losszoo.jit import Nvrtc, cache, toolchains
-from losszoo.runtime import cuda_driver, threads
+from losszoo.errors import CompileError, DriverError, ToolchainMissing
+from losszoo.jit import Nvrtc, cache, extension, toolchains
+from losszoo.runtime import cuda_driver, native, threads
 
 doctor = importlib.import_module("losszoo.cli.doctor")  # the package has the function under this name
 
@@ -57,7 +58,7 @@ def test_the_cache_is_measured(examined, place):
     place.chmod(0o755)
     (place / "loss-1" / "kernel.so").write_bytes(bytes(2_500_000))
     (place / ".tmp-1").mkdir()
-    assert examined()["kernel cache"] == ("ok", f"{place}, 1 kernels, 2.5 MB, mode 755")
+    assert examined()["kernel cache"] == ("ok", f"{place}, 1 entries, 2.5 MB, mode 755")
 
 
 def test_no_compiler(examined, monkeypatch):
@@ -95,9 +96,27 @@ def test_a_cache_in_a_bad_place(examined, place, tmp_path, monkeypatch):
 
 
 def test_threads_that_cannot_be_shared(examined, monkeypatch):
-    monkeypatch.setattr(threads, "_launcher", lambda: None)
+    monkeypatch.setattr(threads, "launcher", lambda: None)
     mark, text = examined()["threads"]
     assert mark == "note" and "CPU kernels use one" in text
+
+
+def test_the_native_runtime(examined, monkeypatch):
+    assert examined()["native runtime"] == ("note", "LOSSZOO_RUNTIME=python keeps it from being used")  # as all of the tests' children
+    monkeypatch.delenv("LOSSZOO_RUNTIME")
+    mark, text = examined()["native runtime"]
+    assert mark == "note" and text.startswith("not built yet") and "losszoo prebuild" in text
+    monkeypatch.setattr(extension, "find", lambda: Path("/cache/losszoo_runtime-1/losszoo_runtime.so"))
+    assert examined()["native runtime"] == ("ok", "/cache/losszoo_runtime-1/losszoo_runtime.so")
+    monkeypatch.setattr(native, "_runtime", None)
+    mark, text = examined()["native runtime"]
+    assert mark == "note" and "does not load; `rm -r /cache/losszoo_runtime-1`" in text
+
+    def failed():
+        raise CompileError("the native runtime: the kernel did not compile")
+
+    monkeypatch.setattr(extension, "find", failed)
+    assert examined()["native runtime"] == ("note", "the native runtime: the kernel did not compile")
 
 
 @pytest.mark.cpu_only

@@ -94,6 +94,7 @@ extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 
   const Args& a = *args;
   const lz::int64 classes = a.classes;
   const R inverse = a.denominator ? R(1) / a.denominator[0] : R(1);
+  const R common = a.rows > 0 && a.grad_output_item == 0 ? a.grad_output[0] * inverse : R(0);  // upstream gradient of all items
   for (lz::int64 row = begin; row < end; ++row) {
     const float* const at_input = a.p_input + row * a.s_input_outer;
     constexpr lz::int64 step_input = 1;
@@ -106,7 +107,7 @@ extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 
       for (lz::int64 j = 0; j < classes; ++j) lz::store(grad_input + j, absent);
       continue;
     }
-    const R upstream = a.grad_output[row * a.grad_output_item] * inverse;
+    const R upstream = a.grad_output_item ? a.grad_output[row * a.grad_output_item] * inverse : common;
     const R s0 = a.state[0 * a.rows + row];
     const R s1 = a.state[1 * a.rows + row];
     const R t0 = -upstream;

@@ -1,0 +1,124 @@
+"""Which tiling is fastest for a shape: `python benchmarks/tune.py [part of a case's name ...]`, on a CUDA GPU.
+
+Times forward + backward of every candidate tiling for some shapes, each checked against the present choice, the fastest first. What it
+finds becomes a threshold in losszoo/runtime/tiling.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from gpu import Clock, Problem, problems
+
+from losszoo.codegen.kernel import Tiling
+from losszoo.runtime import tiling
+from losszoo.runtime.tiling import Launch, Shape, power_of_two
+
+PRESENT = {"rows": tiling.rows, "columns": tiling.columns, "items": tiling.items}
+
+
+def row_candidates(count: int, classes: int, width: int, skewed: bool, operands: int, processors: int) -> Iterator[Shape]:
+    vectors = -(-classes // width) + skewed
+    yield PRESENT["rows"](count, classes, width, skewed, operands, processors)
+    for in_flight in (2, 4, 8):
+        team = power_of_two(-(-vectors // in_flight))
+        full = 0 if skewed else min(in_flight, classes // (width * team))
+        if 2 <= team <= 32:
+            for threads, resident in itertools.product((128, 256), (768, 1024, 1536)):
+                for skipping in {False, team == 32}:
+                    held = Tiling(width, in_flight, team, True, full, skipping, skewed, threads)
+                    yield shape(held, -(-count // (threads // team)), threads, processors * (resident // threads))
+            if count * team <= 512:
+                held = Tiling(width, in_flight, team, True, full, False, skewed, 512)
+                for threads in (32, 64):
+                    yield Shape(held, Launch(1, power_of_two(count * team)), Launch(-(-count * team // threads), threads))
+        if 64 <= team <= 512:
+            for resident, skipping in itertools.product((768, 1024, 1536), (False, True)):
+                held = Tiling(width, in_flight, 0, True, full, skipping, skewed, team)
+                yield shape(held, count, team, processors * (resident // team))
+        if vectors > 2048 and in_flight < 8:
+            for threads, resident in itertools.product((256, 512), (1024, 1536, 1 << 20)):
+                for flying in (in_flight, 3)[: in_flight // 2]:
+                    yield shape(Tiling(width, flying, skewed=skewed, threads=threads), count, threads, processors * (resident // threads))
+
+
+def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
+    yield PRESENT["columns"](count, classes, width, operands, processors)
+    for wide, in_flight, threads, resident in itertools.product((1, 2, 4, 8), (5, 8, 10, 16, 20), (128, 256), (768, 1024, 1536)):
+        if width % wide == 0 and 8 <= wide * in_flight <= 64 and in_flight < classes + 4:
+            chosen = Tiling(wide, in_flight, threads=threads)
+            yield shape(chosen, -(-count // (threads * wide)), threads, processors * (resident // threads))
+
+
+def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
+    yield PRESENT["items"](count, width, operands, processors)
+    for in_flight, threads, resident in itertools.product((1, 2, 4), (256, 512), (1024, 1536, 2048)):
+        chosen = Tiling(width, in_flight, threads=threads)
+        yield shape(chosen, -(-count // (threads * width * in_flight)), threads, processors * (resident // threads))
+
+
+def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:
+    return Shape(chosen, *[Launch(min(blocks, most), threads)] * 2)
+
+
+CANDIDATES = {"rows": row_candidates, "columns": column_candidates, "items": item_candidates}
+
+
+def tune(problem: Problem, clock: Clock) -> None:
+    input, *others = problem.make()
+    input.requires_grad_()
+    cold = 3 * input.numel() * input.element_size() > 60 << 20
+    floor = 1e6 * problem.floor_bytes / clock.bytes_a_second
+    one = torch.ones((), device="cuda")
+    def forward() -> torch.Tensor:
+        return problem.ours(input, *others)
+
+    def both() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(forward(), input, one)
+
+    seen: list[tuple[str, tuple]] = []
+    for name in CANDIDATES:
+        with mock.patch.object(tiling, name, lambda *shape, name=name: seen.append((name, shape)) or PRESENT[name](*shape)):
+            problem.ours(input, *others)
+    (lowering, given), *_ = seen
+    exact, (exact_grad,) = forward().detach(), both()  # by the tiling as it is, which the tests hold to the interpreter
+    found = []
+    for candidate in CANDIDATES[lowering](*given):
+        with mock.patch.object(tiling, lowering, lambda *_, candidate=candidate: candidate):
+            loss, (grad,) = forward().detach(), both()
+            close = torch.allclose(loss, exact, rtol=1e-5)
+            close &= torch.allclose(grad, exact_grad, rtol=1e-2, atol=1e-3 * float(exact_grad.abs().max()))
+            times = [clock.work_us(work, cold)[0] for work in (both, forward)]
+        found.append((times, candidate, close))
+    present = found[0]
+    found.sort(key=lambda f: f[0][0])
+    print(f"\n{problem.name}: floor {floor:.1f} us", flush=True)
+    best_forward = min(found, key=lambda f: f[0][1])
+    best_backward = min(found, key=lambda f: f[0][0] - f[0][1])
+    for (total, forward_), candidate, close in [*found[:3], best_forward, best_backward, present]:
+        t, launch = candidate.tiling, candidate.forward
+        print(
+            f"  {100 * floor / total:5.1f} % {total:8.2f} = {forward_:7.2f} + {total - forward_:7.2f}  w{t.width} v{t.vectors} g{t.group}"
+            f" f{t.full} s{t.skipping:d} {launch.grid} x {launch.threads}{'' if close else '   WRONG'}",
+            flush=True,
+        )
+    print(f"  {len(found)} candidates, wrong: {[c for _, c, close in found if not close][:3]}", flush=True)
+
+
+def main() -> None:
+    os.environ["LOSSZOO_RUNTIME"] = "python"  # the native runtime would remember the first tiling of a shape
+    clock = Clock(ms=25.0)
+    print(f"copy {clock.bytes_a_second / 1e9:.0f} GB/s")
+    for problem in problems():
+        if not sys.argv[1:] or any(part in problem.name for part in sys.argv[1:]):
+            tune(problem, clock)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+// Fills in a kernel's arguments and launches it: over torch's threads, or on torch's current stream.
+#include "plan.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+extern "C" void losszoo_parallel_for(losszoo::RangeFunction function, const void* args, int64_t count, int64_t grain);
+
+namespace losszoo {
+namespace {
+
+struct alignas(16) Packed {
+    std::array<char, MAX_ARGS> bytes;
+
+    Packed(const Launch& launch, const Pointers& p) {
+        std::memcpy(bytes.data(), launch.args.data(), launch.args.size());
+        for (const Patch& patch : launch.patches) {
+            switch (patch.what) {
+                case Patch::OPERAND: put(patch, p.operands[patch.index]); break;
+                case Patch::GRADIENT: put(patch, p.gradients[patch.index]); break;
+                case Patch::LOSS: put(patch, p.loss); break;
+                case Patch::STATE: put(patch, p.state); break;
+                case Patch::DENOMINATOR: put(patch, p.denominator); break;
+                case Patch::PARTIAL: put(patch, p.partial); break;
+                case Patch::STATUS: put(patch, p.status); break;
+                case Patch::COUNTER: put(patch, p.counter); break;
+                case Patch::NORMALIZER: put(patch, p.normalizer); break;
+                case Patch::UPSTREAM: put(patch, p.upstream); break;
+                case Patch::UPSTREAM_STEP: put(patch, p.upstream_step); break;
+                case Patch::IGNORE_INDEX: put(patch, p.ignore_index); break;
+                case Patch::FLOAT: put(patch, static_cast<float>(p.numbers[patch.index])); break;
+                case Patch::DOUBLE: put(patch, p.numbers[patch.index]); break;
+            }
+        }
+    }
+
+    template <class T>
+    void put(const Patch& patch, T value) {
+        std::memcpy(bytes.data() + patch.offset, &value, sizeof value);
+    }
+};
+
+// From cuda.h, whose place no one should have to know.
+struct LaunchAttribute {
+    int id, padding, value;
+    char rest[60];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    LaunchAttribute* attributes;
+    unsigned count;
+};
+constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;  // a kernel is set up while the one before it still runs, for which it waits itself
+
+struct Driver {
+    int (*launch)(const LaunchConfig*, void*, void**, void**);
+    int (*get_current)(void**);
+    int (*push)(void*);
+    int (*pop)(void**);
+    int (*is_capturing)(void*, int*);
+    int (*error_name)(int, const char**);
+
+    static const Driver& get() {
+        static const Driver driver;
+        return driver;
+    }
+
+    void check(int code, const Plan& plan) const {
+        if (!code) return;
+        const char* name = nullptr;
+        error_name(code, &name);
+        TORCH_CHECK(false, "launching ", plan.name, ": ", name ? name : "CUDA error");
+    }
+
+ private:
+    Driver() {
+        void* library = dlopen("libcuda.so.1", RTLD_NOW);
+        TORCH_CHECK(library, "no CUDA driver: ", dlerror());
+        find(library, launch, "cuLaunchKernelEx");
+        find(library, get_current, "cuCtxGetCurrent");
+        find(library, push, "cuCtxPushCurrent_v2");
+        find(library, pop, "cuCtxPopCurrent_v2");
+        find(library, is_capturing, "cuStreamIsCapturing");
+        find(library, error_name, "cuGetErrorName");
+    }
+
+    template <class F>
+    static void find(void* library, F& function, const char* name) {
+        function = reinterpret_cast<F>(dlsym(library, name));
+        TORCH_CHECK(function, "the CUDA driver has no ", name);
+    }
+};
+
+// A new thread has no context yet, and torch may be at another device.
+class InContext {
+ public:
+    InContext(const Driver& driver, void* context, const Plan& plan) : driver_(driver) {
+        void* current = nullptr;
+        driver.get_current(&current);
+        if (current == context) return;
+        driver.check(driver.push(context), plan);
+        pushed_ = true;
+    }
+    ~InContext() {
+        void* popped = nullptr;
+        if (pushed_) driver_.pop(&popped);
+    }
+
+ private:
+    const Driver& driver_;
+    bool pushed_ = false;
+};
+
+void* counter(const Driver& driver, const Plan& plan, void* stream) {
+    int capturing = 0;
+    driver.check(driver.is_capturing(stream, &capturing), plan);
+    if (capturing) return counter_from_python(plan.device.index(), stream, true);
+    // One a stream: the launches of a stream follow each other, and each leaves its counter at zero.
+    struct Hash {
+        size_t operator()(const std::pair<int, void*>& at) const { return reinterpret_cast<size_t>(at.second) ^ at.first; }
+    };
+    static std::mutex mutex;
+    static std::unordered_map<std::pair<int, void*>, void*, Hash> known;
+    const std::pair<int, void*> at{plan.device.index(), stream};
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        auto found = known.find(at);
+        if (found != known.end()) return found->second;
+    }
+    void* fresh = counter_from_python(at.first, stream, false);
+    std::lock_guard<std::mutex> lock(mutex);
+    return known[at] = fresh;
+}
+
+}  // namespace
+
+void launch_cpu(const Plan& plan, const Launch& launch, const Pointers& pointers) {
+    const Packed args(launch, pointers);
+    const auto run = reinterpret_cast<RangeFunction>(launch.function);
+    if (plan.rows <= plan.grain) {
+        run(args.bytes.data(), 0, plan.rows);
+    } else {
+        at::get_num_threads();  // a thread takes over torch's setting the first time it asks
+        losszoo_parallel_for(run, args.bytes.data(), plan.rows, plan.grain);
+    }
+    if (launch.finish) launch.finish(args.bytes.data(), 0, 0);
+}
+
+void launch_cuda(const Plan& plan, const Launch& launch, Pointers& pointers) {
+    const Driver& driver = Driver::get();
+    const c10::impl::VirtualGuardImpl torch(plan.device.type());
+    void* stream = torch.getStream(plan.device).native_handle();
+    const InContext context(driver, launch.context, plan);
+    if (pointers.partial) pointers.counter = counter(driver, plan, stream);
+    Packed args(launch, pointers);
+    void* parameters[] = {args.bytes.data()};
+    const auto& [gx, gy, gz] = launch.grid;
+    const auto& [bx, by, bz] = launch.block;
+    LaunchAttribute follow{PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1, {}};
+    const LaunchConfig config{{gx, gy, gz}, {bx, by, bz}, launch.shared, stream, &follow, launch.follows ? 1u : 0u};
+    driver.check(driver.launch(&config, launch.function, parameters, nullptr), plan);
+}
+
+}  // namespace losszoo

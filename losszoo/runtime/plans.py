@@ -1,0 +1,123 @@
+"""Plans for the native runtime: what a call's metadata decides, worked out once by the Python that does such calls itself.
+
+The same types, shapes, strides, alignments and options always give the same kernel, launch and arguments but for a few words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from losszoo.runtime import autograd, interpret, kernels
+from losszoo.runtime.arguments import Call
+from losszoo.runtime.memory import LARGE
+from losszoo.spec.operands import ClassWeight, Index, Scalar
+
+# Patch::What of csrc/runtime/plan.h
+OPERAND, GRADIENT, LOSS, STATE, DENOMINATOR, PARTIAL, STATUS = range(7)
+COUNTER, NORMALIZER, UPSTREAM, UPSTREAM_STEP, IGNORE_INDEX, FLOAT, DOUBLE = range(7, 14)
+WHERE = {
+    "state": STATE, "denominator": DENOMINATOR, "partial": PARTIAL, "status": STATUS, "counter": COUNTER, "normalizer": NORMALIZER,
+    "grad_output": UPSTREAM, "grad_output_item": UPSTREAM_STEP, "ignore_index": IGNORE_INDEX,
+}  # fmt: skip
+
+
+def plan(call: Call, given: list[object]) -> dict[str, object] | None:
+    """The plan of a checked call whose operands were given as `given`, or None where such calls need what only Python does."""
+    device = autograd.device_of(call)
+    if not autograd.compiled(device.type) or any(x.numel() == 0 for x in call.operands.values()):
+        return None
+    wrt = autograd.wanted(call)
+    outputs = [torch.empty(call.shape, dtype=call.real, device="meta"), *(call.operands[name] for name in wrt)]
+    if device.type == "cpu" and any(x.numel() * x.element_size() >= LARGE for x in outputs):
+        return None  # memory that was used before, and so much work that the rest does not matter
+    prepared = kernels.Prepared(call, dict(call.operands), autograd.built_for(call, wrt))
+    operands = [_operand(prepared, name, value) for name, value in zip(call.operands, given, strict=True)]
+    if None in operands:
+        return None
+    gradients = [prepared.gradient(name) for name in wrt]
+    names, reduced = list(call.operands), call.reduction != "none"
+    launches = _launches(prepared, _patches(prepared, names))
+    return {
+        "name": _node_name(call.spec.name), "real": torch.empty(0, dtype=call.real, device=device), "rows": call.rows,
+        "grain": prepared.values["grain"], "partials": launches.pop("partials"), "states": kernels.states(prepared) // call.rows,
+        "numbers": len(call.numbers), "reduced": reduced, "labels": bool(prepared.kernel.labels), "shape": () if reduced else call.shape,
+        "operands": operands, "gradients": [(names.index(name), x) for name, x in zip(wrt, gradients, strict=True)],
+        "differentiable": _differentiable(call.with_operands({}), wrt), **launches,
+    }  # fmt: skip
+
+
+def _operand(prepared: kernels.Prepared, name: str, given: object) -> tuple[Tensor | None, bool] | None:
+    """How the runtime reads an operand: a tensor of the type it converts to, or None; and whether the backward keeps what it read."""
+    tensor, kind = prepared.call.operands[name], prepared.call.kinds[name]
+    real = torch.empty(0, dtype=prepared.call.real)
+    moved = prepared.values[f"p_{name}"] != tensor.data_ptr()
+    if tensor is given and not moved:
+        return None, False
+    if tensor is given and kind in (ClassWeight, Scalar):
+        return real, False
+    if not moved and (kind is Index and tensor.is_contiguous() and tensor.dtype is not given.dtype or kind is Scalar):
+        return tensor[:0].reshape(0) if kind is Index else real, True
+    return None
+
+
+def _patches(prepared: kernels.Prepared, names: list[str]) -> list[tuple[int, int, int]]:
+    """(offset, what, which) of the words in the argument struct that differ from call to call."""
+    kernel, loss = prepared.kernel, "loss" if prepared.call.reduction == "none" else "total"
+    absent = {"denominator"} if prepared.call.reduction == "none" else set()
+    patches, layout = [], "@"
+    for field in kernel.fields:
+        offset = struct.calcsize(layout + "0" + field.code)
+        layout += field.code
+        group, _, name = field.name.partition("_")
+        if field.name in WHERE:
+            if field.name not in absent:
+                patches.append((offset, WHERE[field.name], 0))
+        elif field.name == loss:
+            patches.append((offset, LOSS, 0))
+        elif group == "p":
+            patches.append((offset, OPERAND, names.index(name)))
+        elif group == "g" and name in prepared.wrt:
+            patches.append((offset, GRADIENT, list(prepared.wrt).index(name)))
+        elif group == "u":
+            patches.append((offset, FLOAT if field.code == "f" else DOUBLE, kernel.parameters.index(name)))
+    return patches
+
+
+def _launches(prepared: kernels.Prepared, patches: list[tuple[int, int, int]]) -> dict[str, object]:
+    """The forward's and the backward's launch."""
+    kernel = prepared.kernel
+    args = kernel.packer.pack(*(prepared.values.get(f.name, 0) if f.code == "q" else 0 for f in kernel.fields))
+    runner = kernels.runner(kernel, prepared.device)
+    common = {"args": args, "patches": patches, "finish": 0, "context": 0, "shared": 0, "follows": False}
+    if prepared.shape:
+        shapes = {"forward": prepared.shape.forward, "backward": prepared.shape.backward}
+        sizes = {direction: {"grid": (shape.grid, 1, 1), "block": (shape.threads, 1, 1)} for direction, shape in shapes.items()}
+        found = {direction: common | size | runner.functions[direction].handles for direction, size in sizes.items()}
+        return found | {"partials": 2 * prepared.shape.forward.grid}
+    common |= {"grid": (0, 0, 0), "block": (0, 0, 0)}
+    address = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in runner.functions.items()}
+    return {
+        "forward": common | {"function": address["forward"], "finish": address["finish"]},
+        "backward": common | {"function": address["backward"]},
+        "partials": 2 * prepared.ranges(),
+    }
+
+
+def _node_name(name: str) -> str:
+    return ("".join(word.capitalize() for word in name.split("_")) + "Backward").encode()
+
+
+def _differentiable(call: Call, wrt: tuple[str, ...]) -> Callable:
+    """The backward for a gradient that is to be differentiated again."""
+
+    def gradients(tensors: tuple[Tensor, ...], numbers: tuple[float, ...], ignore_index: int, grad: Tensor, denominator: Tensor | None):
+        operands = dict(zip(call.kinds, tensors, strict=True))
+        again = call.with_operands(operands, numbers=numbers, ignore_index=ignore_index)
+        return interpret.backward(again, operands, wrt, grad, denominator)
+
+    return gradients
