@@ -10,6 +10,7 @@ from pathlib import Path
 
 import losszoo
 from losszoo.cli.demo import demo
+from losszoo.cli.doctor import doctor
 from losszoo.cli.prebuild import DTYPES, prebuild
 from losszoo.cli.show import print_list, show
 from losszoo.errors import LosszooError, UsageError
@@ -19,8 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit status."""
     arguments = _parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        status = arguments.run(arguments)
         sys.stdout.flush()
+        return status or 0
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (LosszooError, OSError) as error:
@@ -41,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("name", help="function or module, as `losszoo list` has it")
     command.add_argument("--source", choices=("cuda", "cpu"), help="print the rendered kernels for this device")
     command.set_defaults(run=lambda arguments: show(arguments.name, arguments.source))
+
+    command = commands.add_parser("doctor", help="what losszoo finds on this machine, and what to do about each problem")
+    command.set_defaults(run=lambda arguments: doctor())
 
     command = commands.add_parser("prebuild", help="build kernels before they are needed; no GPU is needed")
     command.add_argument("names", nargs="*", metavar="NAME", help="function or module (default: all, and the native runtime)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from losszoo.jit.build import build
-from losszoo.jit.toolchains import Cpp, Nvcc, Nvrtc, Source, Toolchain, find_toolchain
+from losszoo.jit.build import build, load
+from losszoo.jit.toolchains import Cpp, Language, Nvcc, Nvrtc, Source, Toolchain, find_toolchain
 
-__all__ = ["Cpp", "Nvcc", "Nvrtc", "Source", "Toolchain", "build", "find_toolchain"]
+__all__ = ["Cpp", "Language", "Nvcc", "Nvrtc", "Source", "Toolchain", "build", "find_toolchain", "load"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from functools import cache
 from pathlib import Path
 
 from losszoo import paths
+from losszoo.errors import CacheError
 from losszoo.jit.cache import SCHEMA, fetch
 from losszoo.jit.toolchains import Source, Toolchain, find_toolchain
 
@@ -28,6 +30,17 @@ def build(source: Source, arch: str | None = None, toolchain: Toolchain | None =
 
     artefact = f"kernel.{toolchain.suffix}"
     return fetch(source.name, _digest(source, arch, toolchain), artefact, make)
+
+
+def load(library: Path) -> ctypes.CDLL:
+    """A shared library that was built. Raises CacheError where this machine does not load it."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise CacheError(
+            f"a compiled kernel does not load: {error}; if its file system is mounted noexec, set LOSSZOO_CACHE_DIR to a directory "
+            "on another; if the compiler (CXX) is for another kind of machine, set CXX to one for this"
+        ) from error
 
 
 _EXPECTED_ARCH = {"cpp": "None (this machine)", "cuda": 'an architecture such as "sm_90"'}

@@ -153,11 +153,15 @@ def _make_entry(root: Path, entry: str, artefact: str, make: Callable[[Path], No
             return hit
         _sweep(root)
         workspace = Path(tempfile.mkdtemp(prefix=".tmp-", dir=root))
-        make(workspace)  # a workspace whose make failed stays for people to look at, until it is swept
-        record = {artefact: hashlib.sha256((workspace / artefact).read_bytes()).hexdigest()}
-        (workspace / RECORD).write_text(json.dumps(record))
-        for path in (*workspace.iterdir(), workspace):
-            _sync(path)
+        try:
+            make(workspace)  # a workspace whose make failed stays for people to look at, until it is swept
+            record = {artefact: hashlib.sha256((workspace / artefact).read_bytes()).hexdigest()}
+            (workspace / RECORD).write_text(json.dumps(record))
+            for path in (*workspace.iterdir(), workspace):
+                _sync(path)
+        except OSError:  # a full disk, which what is left here would keep full
+            shutil.rmtree(workspace, ignore_errors=True)
+            raise
         return _publish(workspace, root / entry, artefact)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.util
 import itertools
 import os
@@ -11,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -52,6 +52,10 @@ class Toolchain(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    @property
+    def description(self) -> str:
+        """What people call it: its name, version and place."""
 
     def compile(self, name: str, directory: Path, arch: str | None) -> None: ...
 
@@ -103,6 +107,11 @@ class Cpp:
     def identity(self) -> str:
         return f"{identify(self.compiler)} {_processor()}"
 
+    @property
+    def description(self) -> str:
+        first, _, _ = _version(self.compiler).partition("\n")
+        return f"{first or 'says no version'} ({shlex.join(self.compiler)})"
+
     def compile(self, name: str, directory: Path, arch: str | None = None) -> None:
         # Relative names: what is compiled says nothing of the private directory that it is compiled in.
         files = ("-I", str(paths.csrc()), "-o", "kernel.so", "kernel.cpp")
@@ -141,6 +150,11 @@ class Nvcc:
     def identity(self) -> str:
         return identify((self.compiler,))
 
+    @property
+    def description(self) -> str:
+        lines = _version((self.compiler,)).splitlines()
+        return f"{next((line for line in lines if 'release' in line), 'says no version')} ({self.compiler})"
+
     def compile(self, name: str, directory: Path, arch: str | None) -> None:
         files = ("-I", str(paths.csrc()), "-o", "kernel.cubin", "kernel.cu")
         run_compiler(name, (self.compiler, *self.flags[1:], f"-arch={arch}", *files), directory, "kernel.cubin")
@@ -172,6 +186,10 @@ class Nvrtc:
     def identity(self) -> str:
         if os.path.isabs(self.library):
             return _stat(self.library)
+        return self.description
+
+    @property
+    def description(self) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return f"{self.library} {major.value}.{minor.value}"
@@ -254,6 +272,8 @@ def _strings(values) -> ctypes.Array:
 
 
 _OUTPUT = "\nthe compiler said:\n"
+_DISK_FULL = "No space left on device"
+_COMPILER_ADVICE = "`losszoo doctor` tells whether the compiler works at all; CXX names another one for the CPU"
 
 
 def run_compiler(name: str, command: Sequence[str], directory: Path, product: str) -> None:
@@ -267,6 +287,8 @@ def run_compiler(name: str, command: Sequence[str], directory: Path, product: st
     except OSError as error:
         raise _failure(name, shlex.join(command), str(error), directory) from error
     output = (done.stdout + done.stderr).decode(errors="replace").strip()
+    if done.returncode and _DISK_FULL in output:  # no fault of the kernel, nor of the compiler
+        raise OSError(errno.ENOSPC, f"{command[0]} says: {_DISK_FULL}")
     if done.returncode:
         raise _failure(name, shlex.join(command), output or f"(nothing; exit status {done.returncode})", directory)
     if not (directory / product).exists():
@@ -282,7 +304,7 @@ def _announce(command: str, directory: Path) -> None:
 def _failure(name: str, command: str, output: str, directory: Path) -> CompileError:
     lines = output.splitlines()
     shown = "\n".join(lines[:80]) + (f"\n... {len(lines) - 80} more lines" if len(lines) > 80 else "")
-    return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}")
+    return CompileError(f"{name}: the kernel did not compile\ncommand: {command}\nrun in: {directory}{_OUTPUT}{shown}\n{_COMPILER_ADVICE}")
 
 
 def identify(command: Sequence[str]) -> str:
@@ -294,11 +316,15 @@ def identify(command: Sequence[str]) -> str:
     identity = f"{' '.join(command)} {_stat(command[0])}"
     if len(command) == 1 and _is_compiler(os.path.realpath(command[0])):
         return identity
-    with suppress(OSError):  # what cannot be run cannot compile either, and will say so then
-        asked = (*command, "--version")
-        version = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        identity += version.stdout.decode(errors="replace")
-    return identity
+    return identity + _version(command)
+
+
+def _version(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run((*command, "--version"), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError:  # what cannot be run cannot compile either, and will say so then
+        return ""
+    return done.stdout.decode(errors="replace")
 
 
 def _is_compiler(path: str) -> bool:

@@ -77,7 +77,7 @@ class Module:
         if code in _CANNOT_READ_IMAGE:
             raise DriverError(
                 f"the CUDA driver cannot load {path} for {arch(device)} ({_explain(code)}): it supports CUDA "
-                f"{_driver_version()}, and the compiler that made the kernel is of a newer version; update the driver, "
+                f"{version()}, and the compiler that made the kernel is of a newer version; update the driver, "
                 "or install the nvidia-cuda-nvrtc of the driver's version"
             )
         _check(code, f"loading {path}")
@@ -182,10 +182,11 @@ def _current(context: ctypes.c_void_p) -> Iterator[None]:
         driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
 
 
-def _driver_version() -> str:
-    version = ctypes.c_int()
-    _driver().cuDriverGetVersion(ctypes.byref(version))
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+def version() -> str:
+    """The latest CUDA version whose programs the driver takes, such as "12.8"."""
+    number = ctypes.c_int()
+    _driver().cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _check(code: int, doing: str) -> None:

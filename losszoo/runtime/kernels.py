@@ -189,7 +189,7 @@ class _Cpu:
     """The shared object of a kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
-        library = ctypes.CDLL(str(jit.build(kernel.source("cpp"))))
+        library = jit.load(jit.build(kernel.source("cpp")))
         self.functions = {name: getattr(library, name) for name in ("forward", "backward", "finish")}
 
     def run(self, direction: str, prepared: Prepared) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 import warnings
@@ -351,3 +352,15 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOSSZOO_CACHE_DIR", "here")
     assert cache.place() == tmp_path / "here"
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number which no account has."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "LOSSZOO_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache.place() == cache.fallback_place() == Path(tempfile.gettempdir(), f"losszoo-{os.geteuid()}")
