@@ -50,7 +50,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         # Where rows are few they are sooner read than their labels looked at.
         tiling = Tiling(width, in_flight, 0, True, full, count > multiprocessors, skewed, threads)
         return _shape(tiling, count, threads, RESIDENT, multiprocessors)
-    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK)
+    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK, wide=classes >= 1 << 30)
     return _shape(tiling, count, BLOCK, RESIDENT * 3 // 4, multiprocessors)
 
 
