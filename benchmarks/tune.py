@@ -29,37 +29,35 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
         team = power_of_two(-(-vectors // in_flight))
         full = 0 if skewed else min(in_flight, classes // (width * team))
         if 2 <= team <= 32:
-            for threads, resident in itertools.product((128, 256), (768, 1024, 1536)):
-                for skipping in {False, team == 32}:
-                    held = Tiling(width, in_flight, team, True, full, skipping, skewed, threads)
-                    yield shape(held, -(-count // (threads // team)), threads, processors * (resident // threads))
+            for resident in (512, 768, 1024):
+                held = Tiling(width, in_flight, team, True, full, False, skewed, 128)
+                yield shape(held, -(-count * team // 128), 128, processors * (resident // 128))
             if count * team <= 512:
                 held = Tiling(width, in_flight, team, True, full, False, skewed, 512)
                 for threads in (32, 64):
                     yield Shape(held, Launch(1, power_of_two(count * team)), Launch(-(-count * team // threads), threads))
         if 64 <= team <= 512:
-            for resident, skipping in itertools.product((768, 1024, 1536), (False, True)):
-                held = Tiling(width, in_flight, 0, True, full, skipping, skewed, team)
+            for resident in (512, 768, 1024):
+                held = Tiling(width, in_flight, 0, True, full, False, skewed, team)
                 yield shape(held, count, team, processors * (resident // team))
         if vectors > 2048 and in_flight < 8:
-            for threads, resident in itertools.product((256, 512), (1024, 1536, 1 << 20)):
-                for flying in (in_flight, 3)[: in_flight // 2]:
-                    yield shape(Tiling(width, flying, skewed=skewed, threads=threads), count, threads, processors * (resident // threads))
+            for threads, resident in ((256, 512), (256, 768), (256, 1024), (512, 1024), (256, 1 << 20)):
+                looped = Tiling(width, in_flight, skewed=skewed, threads=threads)
+                yield shape(looped, count, threads, processors * (resident // threads))
 
 
 def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
     yield PRESENT["columns"](count, classes, width, operands, processors)
-    for wide, in_flight, threads, resident in itertools.product((1, 2, 4, 8), (5, 8, 10, 16, 20), (128, 256), (768, 1024, 1536)):
-        if width % wide == 0 and 8 <= wide * in_flight <= 64 and in_flight < classes + 4:
-            chosen = Tiling(wide, in_flight, threads=threads)
-            yield shape(chosen, -(-count // (threads * wide)), threads, processors * (resident // threads))
+    for wide, in_flight in ((1, 10), (1, 20), (2, 5), (2, 10), (4, 5)):
+        for resident in (512, 1024) if width % wide == 0 else ():
+            yield shape(Tiling(wide, in_flight, threads=256), -(-count // (256 * wide)), 256, processors * (resident // 256))
 
 
 def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
     yield PRESENT["items"](count, width, operands, processors)
-    for in_flight, threads, resident in itertools.product((1, 2, 4), (256, 512), (1024, 1536, 2048)):
-        chosen = Tiling(width, in_flight, threads=threads)
-        yield shape(chosen, -(-count // (threads * width * in_flight)), threads, processors * (resident // threads))
+    for in_flight, resident in itertools.product((1, 2, 4), (1024, 1536, 2048)):
+        chosen = Tiling(width, in_flight)
+        yield shape(chosen, -(-count // (256 * width * in_flight)), 256, processors * (resident // 256))
 
 
 def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:

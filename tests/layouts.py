@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "channels_last")
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "padded", "expanded", "channels_last")
 
 
 def arrange(tensor: Tensor, layout: str) -> Tensor:
@@ -20,6 +20,10 @@ def arrange(tensor: Tensor, layout: str) -> Tensor:
         flat = tensor.new_empty(tensor.numel() + 1)
         flat[1:] = tensor.reshape(-1)
         return flat[1:].view(tensor.shape)
+    if layout == "padded" and tensor.dim() > 1:  # rows that begin anywhere
+        wide = tensor.new_full([*tensor.shape[:-1], tensor.shape[-1] + 3], 77)
+        wide[..., : tensor.shape[-1]] = tensor
+        return wide[..., : tensor.shape[-1]]
     if layout == "expanded" and tensor.dim() > 1 and tensor.shape[0] > 0:
         return tensor[:1].expand_as(tensor)
     if layout == "channels_last" and tensor.dim() == 4:

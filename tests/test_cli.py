@@ -99,6 +99,43 @@ def test_a_malformed_command_exits_with_2(capsys, command):
     assert exit.value.code == 2 and "usage: losszoo" in capsys.readouterr().err
 
 
+CALLS = """
+import torch, losszoo
+from losszoo.jit import toolchains
+
+def refuse(*_):
+    raise AssertionError("compiled")
+
+toolchains.Cpp.compile = refuse
+for dtype in torch.float32, torch.bfloat16:
+    for shape in (16, 512), (3, 7), (2, 5, 8, 8):
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        losszoo.cross_entropy(x, torch.zeros((shape[0], *shape[2:]), dtype=torch.long)).backward()
+    boxes = torch.rand(5, 4, dtype=dtype, requires_grad=True)
+    for version in 1, 2, 3:
+        losszoo.wiou_loss(boxes, boxes.detach(), version=version).backward()
+"""
+
+
+def test_prebuild_leaves_nothing_to_compile(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSZOO_CACHE_DIR", str(tmp_path))
+    said = output(capsys, "prebuild", "cross_entropy", "WIoULoss", "--jobs", "2")[0]
+    assert re.fullmatch(r"\d+ kernels of cross_entropy, wiou_loss for cpu\n", said)
+    subprocess.run([sys.executable, "-c", CALLS], check=True)
+
+
+def test_prebuild_for_a_gpu_that_is_not_here(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSZOO_CACHE_DIR", str(tmp_path))
+    output(capsys, "prebuild", "ciou_loss", "--arch", "sm_90", "sm_80", "--dtype", "bfloat16")
+    cubins = list(tmp_path.glob("ciou_loss-*/kernel.cubin"))
+    assert len(cubins) >= 2 and not list(tmp_path.glob("*/kernel.so"))
+
+
+def test_prebuild_refuses_what_it_does_not_know(capsys):
+    assert "nonesuch" in output(capsys, "prebuild", "nonesuch", status=2)[1]
+    assert "sm_90" in output(capsys, "prebuild", "--arch", "hopper", status=2)[1]
+
+
 def test_the_demo_without_its_extra_says_what_to_install(capsys, monkeypatch, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("sklearn", "tqdm") else find(name))

@@ -2,13 +2,12 @@
 #include "plan.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <cstring>
+#include <map>
 #include <mutex>
-#include <unordered_map>
 
 extern "C" void losszoo_parallel_for(losszoo::RangeFunction function, const void* args, int64_t count, int64_t grain);
 
@@ -118,25 +117,41 @@ class InContext {
     bool pushed_ = false;
 };
 
+// What Python says of a device and a number, asked once.
+class Known {
+ public:
+    template <class F>
+    void* get(int device, int64_t number, F&& ask) {
+        const std::pair<int, int64_t> at{device, number};
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            const auto found = known_.find(at);
+            if (found != known_.end()) return found->second;
+        }
+        void* fresh = ask();  // without the lock: it waits for Python
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return known_[at] = fresh;
+    }
+
+ private:
+    std::mutex mutex_;
+    std::map<std::pair<int, int64_t>, void*> known_;
+};
+
+// The driver's handle of torch's current stream. torch has it under a name of its own in each version, but Python's is the same in all.
+void* current_stream(const Plan& plan) {
+    static Known handles;
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(plan.device.type()).getStream(plan.device);
+    return handles.get(plan.device.index(), stream.id(), [&] { return stream_from_python(plan.device.index(), stream.id()); });
+}
+
 void* counter(const Driver& driver, const Plan& plan, void* stream) {
+    static Known counters;  // one a stream, whose launches follow each other, and each leaves its counter at zero
+    const int device = plan.device.index();
     int capturing = 0;
     driver.check(driver.is_capturing(stream, &capturing), plan);
-    if (capturing) return counter_from_python(plan.device.index(), stream, true);
-    // One a stream: the launches of a stream follow each other, and each leaves its counter at zero.
-    struct Hash {
-        size_t operator()(const std::pair<int, void*>& at) const { return reinterpret_cast<size_t>(at.second) ^ at.first; }
-    };
-    static std::mutex mutex;
-    static std::unordered_map<std::pair<int, void*>, void*, Hash> known;
-    const std::pair<int, void*> at{plan.device.index(), stream};
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        auto found = known.find(at);
-        if (found != known.end()) return found->second;
-    }
-    void* fresh = counter_from_python(at.first, stream, false);
-    std::lock_guard<std::mutex> lock(mutex);
-    return known[at] = fresh;
+    if (capturing) return counter_from_python(device, stream, true);
+    return counters.get(device, reinterpret_cast<int64_t>(stream), [&] { return counter_from_python(device, stream, false); });
 }
 
 }  // namespace
@@ -155,8 +170,7 @@ void launch_cpu(const Plan& plan, const Launch& launch, const Pointers& pointers
 
 void launch_cuda(const Plan& plan, const Launch& launch, Pointers& pointers) {
     const Driver& driver = Driver::get();
-    const c10::impl::VirtualGuardImpl torch(plan.device.type());
-    void* stream = torch.getStream(plan.device).native_handle();
+    void* stream = current_stream(plan);
     const InContext context(driver, launch.context, plan);
     if (pointers.partial) pointers.counter = counter(driver, plan, stream);
     Packed args(launch, pointers);

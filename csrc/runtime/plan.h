@@ -107,6 +107,7 @@ class WithoutGil {
 };
 // The address of a zeroed counter for a launch on a stream; while a graph is captured it is one that no other launch uses.
 void* counter_from_python(int device, void* stream, bool capturing);
+void* stream_from_python(int device, int64_t id);
 std::vector<at::Tensor> gradients_from_python(
     const Plan& plan, const std::vector<at::Tensor>& operands, const std::array<double, MAX_NUMBERS>& numbers, int64_t ignore_index,
     const at::Tensor& upstream, const at::Tensor& denominator);

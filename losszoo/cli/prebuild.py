@@ -1,4 +1,4 @@
-"""`losszoo prebuild`: kernels built before they are needed, for machines that shall not or cannot compile."""
+"""`losszoo prebuild`: kernels built before they are needed, so that no first step waits for a compiler."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import cache
 from pathlib import Path
 
 from losszoo import paths
@@ -51,7 +50,11 @@ class Building(subprocess.Popen):
 
 
 def start_building() -> Building:
-    """Build in another process, which exits when it is done. It works in this one's folder, where the environment may name paths."""
+    """Build in another process, which exits when it is done. It works in this one's folder, where the environment may name paths.
+
+    Raises ToolchainMissing.
+    """
+    _ninja()
     program = f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; from losszoo.jit import extension; extension.build()"
     nothing = subprocess.DEVNULL
     return Building([sys.executable, "-c", program], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
@@ -96,7 +99,6 @@ def _compiler() -> Cpp:
     return compiler
 
 
-@cache
 def _ninja() -> str:
     """The ninja of this environment, or else of the PATH."""
     try:

@@ -52,6 +52,12 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def stream_handle(device: int, stream_id: int) -> int:
+    """The driver's handle of one of torch's streams."""
+    cuda = 1  # torch's number for this type of device
+    return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=cuda).cuda_stream
+
+
 @cache
 def load(path: Path, device: int) -> Module:
     """Load a cubin on a device, once; it stays for the life of the process."""

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from losszoo.errors import CacheError, CompileError, ToolchainMissing
 from losszoo.jit import extension
-from losszoo.runtime import counters
+from losszoo.runtime import counters, cuda_driver
 
 CANNOT = (ToolchainMissing, CompileError, CacheError, ImportError, OSError)  # for each of these Python goes on doing the work
 
@@ -70,5 +70,5 @@ def _load(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(extension.NAME, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(extension.NAME, loader))
     loader.exec_module(module)
-    module.set_counters(counters.slot)
+    module.use(counters.slot, cuda_driver.stream_handle)
     return module

@@ -98,6 +98,7 @@ def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
     torch.library.register_autograd(f"losszoo::{name}_backward", refuse, setup_context=lambda ctx, inputs, output: None, lib=_library)
     scalars = [i for i, o in enumerate(spec.operands) if o.kinds == (Scalar,)]
     choices = [s.choices for s in spec.statics]
+    constant = [*(i for i in range(operands) if i not in differentiable), options + 2, options + 3]
 
     def call(*arguments):
         """What torch.compile traces: plain Python around one operator."""
@@ -116,6 +117,9 @@ def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
                     # A number that an operator is given is compiled in, but one that is added to a tensor is not.
                     given[operands + i], traced[i] = None, torch.zeros((), dtype=torch.float64) + value
         recorded = torch.is_grad_enabled()
+        for i in constant:
+            if recorded and isinstance(given[i], Tensor) and given[i].requires_grad:
+                raise ValueError(f"{spec.name}: an operand that has no gradient requires one; pass it detached")
         wrt = [recorded and given[i] is not None and given[i].requires_grad for i in differentiable]
         return op(*given, *traced, wrt)[0]
 

@@ -8,7 +8,7 @@ from losszoo.codegen.kernel import Tiling
 
 WARP = 32
 SHORT = 16  # vectors of a row
-BLOCK = 256  # threads for a row that no block can hold: four such blocks a multiprocessor take turns at waiting
+BLOCK = 256  # threads for a row that no block can hold
 LARGEST = 512  # threads of a block that holds a row
 SINGLE = 512  # threads that a single block may have
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
@@ -32,48 +32,44 @@ class Shape:
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """Rows of so many classes, read `width` at a time, of so many operands with a class axis."""
     vectors = -(-classes // width) + skewed
-    # A short row is held by few threads, so that many rows share an instruction; a long one by as few as have the registers for it.
-    in_flight = max(1, (4 if vectors <= SHORT else 8) // operands)
+    # A short row is held by few threads, so that many rows share an instruction; a longer one by as few as have the registers for it.
+    in_flight = max(1, (2 if vectors <= SHORT else 8) // operands)
     team = max(2, power_of_two(-(-vectors // in_flight)))
-    full = 0 if skewed else min(in_flight, classes // (width * team))
     if team <= WARP:
-        skipping = team == WARP and count > multiprocessors  # a few rows are sooner read than their labels looked at
+        full = 0 if skewed else min(in_flight, classes // (width * team))
         single = count * team <= SINGLE  # one block needs no other to finish the sum; a backward has none to finish
         threads = max(WARP, power_of_two(count * team)) if single else 128
-        tiling = Tiling(width, in_flight, team, True, full, skipping, skewed, max(threads, 128))
-        several = _launch(-(-count * team // 128), 128, multiprocessors)
+        tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
         if single:
-            return Shape(tiling, Launch(1, threads), Launch(-(-count * team // WARP), WARP))
-        return Shape(tiling, several, several)
+            return Shape(tiling, Launch(1, threads), Launch(max(1, -(-count * team // WARP)), WARP))
+        return _shape(tiling, -(-count * team // 128), 128, RESIDENT if vectors <= SHORT else RESIDENT // 2, multiprocessors)
     in_flight = max(1, 4 // operands)
-    team = max(64, power_of_two(-(-vectors // in_flight)))
-    held = team <= LARGEST
-    threads = team if held else BLOCK
-    full = 0 if skewed or not held else min(in_flight, classes // (width * team))
-    tiling = Tiling(width, in_flight if held else 3, 0, held, full, held and count > multiprocessors, skewed, threads)
-    launch = _launch(count, threads, multiprocessors)
-    return Shape(tiling, launch, launch)
+    threads = power_of_two(-(-vectors // in_flight))
+    if threads <= LARGEST:
+        full = 0 if skewed else min(in_flight, classes // (width * threads))
+        # Where rows are few they are sooner read than their labels looked at.
+        tiling = Tiling(width, in_flight, 0, True, full, count > multiprocessors, skewed, threads)
+        return _shape(tiling, count, threads, RESIDENT, multiprocessors)
+    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK)
+    return _shape(tiling, count, BLOCK, RESIDENT * 3 // 4, multiprocessors)
 
 
 def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
     """Rows whose classes lie a stride apart, `width` neighbouring positions at a time."""
-    in_flight = 16 if classes > 32 else 10
-    while width * in_flight * operands > 64 and width > 1:
-        width //= 2
-    launch = _launch(-(-count // (256 * width)), 256, multiprocessors)
-    return Shape(Tiling(width, in_flight), launch, launch)
+    width = min(width, max(1, 4 // operands))  # the state of each is in registers
+    return _shape(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
     """Items without a class axis, `width` neighbours at a time."""
     in_flight = 2 if width > 1 else 1
-    launch = _launch(-(-count // (256 * width * in_flight)), 256, multiprocessors)
-    return Shape(Tiling(width, in_flight), launch, launch)
+    return _shape(Tiling(width, in_flight), -(-count // (256 * width * in_flight)), 256, RESIDENT, multiprocessors)
 
 
-def _launch(blocks: int, threads: int, multiprocessors: int) -> Launch:
+def _shape(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Shape:
     """As many blocks as there is work for, and no more than are resident at once: each strides over the rest."""
-    return Launch(max(1, min(blocks, multiprocessors * (RESIDENT // threads))), threads)
+    launch = Launch(max(1, min(blocks, multiprocessors * (resident // threads))), threads)
+    return Shape(tiling, launch, launch)
 
 
 def power_of_two(n: int) -> int:

@@ -12,11 +12,11 @@ from losszoo.surface import expose
 
 
 @pytest.fixture
-def by_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable]:
-    """A loss, by its name, whose calls never reach the native runtime."""
+def by_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Callable], Callable]:
+    """A loss, or the one of a name, whose calls never reach the native runtime."""
 
-    def get(name: str) -> Callable:
-        function = expose(getattr(losszoo, name).spec)
+    def get(loss: str | Callable) -> Callable:
+        function = expose((getattr(losszoo, loss) if isinstance(loss, str) else loss).spec)
         with monkeypatch.context() as patch:
             patch.setattr(native, "_settled", True)
             patch.setattr(native, "_runtime", None)

@@ -160,6 +160,14 @@ def test_numbers_that_stand_for_tensors(options, device):
     assert torch.equal(got.loss, want.loss) and all(map(torch.equal, got.grads, want.grads))
 
 
+def test_a_gradient_that_there_is_not_is_refused(device):
+    call = sample("cross_entropy", torch.float32)
+    tensors = call.place(device)
+    tensors["weight"].requires_grad_()
+    with pytest.raises(Exception, match="an operand that has no gradient requires one"):
+        compiled(losszoo.cross_entropy)(**tensors)
+
+
 def test_broadcast_operands_get_gradients_of_their_own_shape(device):
     x, t = torch.randn(4, 1, device=device, requires_grad=True), torch.rand(4, 5, device=device)
     losses = [f(inputs=x, targets=t, reduction="mean") for f in (losszoo.sigmoid_focal_loss, compiled(losszoo.sigmoid_focal_loss))]

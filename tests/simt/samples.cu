@@ -223,7 +223,7 @@ KERNEL(local_overrun) {
   a.out[threadIdx.x] = add_up(values, 5);
 }
 
-KERNEL(misaligned_vector) { lz::store_vec(a.out + 4 * threadIdx.x, lz::load_vec(a.in + 1 + 4 * threadIdx.x)); }
+KERNEL(misaligned_vector) { reinterpret_cast<uint4*>(a.out)[threadIdx.x] = reinterpret_cast<const uint4*>(a.in + 1)[threadIdx.x]; }
 KERNEL(integer_overflow) { a.ints[threadIdx.x] = int(a.n) * int(a.n) + int(threadIdx.x); }
 
 KERNEL(endless) {

@@ -1,7 +1,7 @@
 """The CUDA text of every loss, through every lowering and dtype, at sizes around those where loops, warps and vectors end.
 
-Each form (what specialises a kernel) meets all sizes once; rows, layouts, reductions and values go round beside them at other
-speeds, so that over the forms every two of them meet.
+What specialises a kernel (dtype, options, tiling) is paired with the sizes so that each meets many of the others: all combinations
+would compile for an hour. Reductions, values and the order of blocks go round beside them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import pytest
 import torch
 
 import losszoo
+from losszoo.runtime import kernels
 from losszoo.testing import interpreted
+from tests import simt
 from tests.losses import oracle
-from tests.simt.run import run
+from tests.simt.run import checked, run
 from tests.strategies import (
+    BF16,
     BOX_FORMS,
     BOX_KINDS,
     ELEMENT_FORMS,
     F32,
+    F64,
     FOCAL_FORMS,
     REDUCTIONS,
     ROW_FORMS,
@@ -31,17 +35,14 @@ from tests.strategies import (
 
 pytestmark = pytest.mark.cpu_only
 ROWS = (1, 2, 31, 32, 33)
-CLASSES = (1, 2, 3, 31, 32, 33, 127, 128, 129, 1000, 1023, 1024, 1025, 4097)
+CLASSES = (1, 2, 3, 31, 32, 33, 127, 128, 129, 1000, 1023, 1024, 1025, 4097, 8193, 8196)
 STRIDED = ((1, 1, 1), (31, 2, 1), (1, 3, 33), (2, 31, 16), (3, 33, 11), (1, 129, 257), (2, 1025, 3))  # outer, classes, inner
 ITEMS = (0, 1, 2, 3, 31, 32, 33, 127, 255, 257, 1023, 1025, 4099)
 ROW_KINDS = ("normal", "tile", "offset", "masked", "saturated", "below", "tile", "equal")
-# Aligned rows; rows that begin anywhere; rows a stride apart; the first row in the place of each.
-ROW_LAYOUTS = ("contiguous", "offset", "contiguous", "transposed", "expanded")
 ITEM_LAYOUTS = ("contiguous", "offset", "sliced", "contiguous", "expanded", "transposed")
 
 
-# Half of the forms each, with every dtype in both.
-ONE_A_DTYPE = tuple(FOCAL_FORMS[i] for i in (0, 3, 4, 7)), tuple(FOCAL_FORMS[i] for i in (1, 2, 5, 6))
+FORMS = (*(("cross_entropy", form) for form in ROW_FORMS), *(("softmax_focal_loss", FOCAL_FORMS[i]) for i in (0, 3, 4, 7)))
 ITEM_FORMS = {"sigmoid_focal_loss": ELEMENT_FORMS[::2], "ciou_loss": BOX_FORMS[::2], "wiou_loss": BOX_FORMS[1::2]}
 
 
@@ -56,7 +57,7 @@ def check(name: str, call: Call, number: int, mode: str) -> None:
     oracle.compare(name, call, actual, expected)
 
 
-def row_call(name: str, form: tuple, shape: tuple[int, ...], number: int) -> Call:
+def row_call(name: str, form: tuple, shape: tuple[int, ...], number: int, layout: str = "contiguous") -> Call:
     dtype, soft, weighted, capped, smoothed, z = form
     rng, axis = generator(number), 1
     kind = turn(ROW_KINDS, number)
@@ -83,31 +84,69 @@ def row_call(name: str, form: tuple, shape: tuple[int, ...], number: int) -> Cal
         tensors["weight"] = weight.to(torch.float32 if dtype.itemsize == 2 and number % 2 else dtype)
     if options["reduction"] == "mean" and number % 4 == 1:
         options["normalizer"] = torch.tensor(7.5)
-    layout = turn(ROW_LAYOUTS, number)
-    layouts = {"input": layout} if layout != "expanded" else {"input": layout, "target": layout}
+    layouts = {"input": layout, "target": layout} if layout == "expanded" or soft is not None else {"input": layout}
     return Call(tensors, options, ("input", "target") if soft else ("input",), layouts)
 
 
-def cases(**forms):
-    """Every form under the race check, and of each loss one under the address sanitizer, which takes three times as long to compile."""
-    for name, chosen in forms.items():
-        for i, form in enumerate(chosen):
-            yield pytest.param(name, i, form, "races", id=f"{name}-{i}-races")
-        yield pytest.param(name, 0, next(f for f in chosen if f[0] == F32), "address", id=f"{name}-address")
-
-
-@pytest.mark.parametrize("name, i, form, mode", list(cases(cross_entropy=ROW_FORMS, softmax_focal_loss=ONE_A_DTYPE[0])))
-def test_rows(name, i, form, mode):
+def row_cases() -> list:
+    """Classes, form and mode; two forms for each number of classes, and some under the address sanitizer, which compiles slowly."""
+    cases = []
     for j, classes in enumerate(CLASSES):
-        check(name, row_call(name, form, (turn(ROWS, i + j), classes), 5 * i + j), 5 * i + j, mode)
+        for i in (j, j + 5):
+            name, form = turn(FORMS, i)
+            cases.append(pytest.param(name, form, classes, i, "races", id=f"{name}-{i % len(FORMS)}-{classes}-races"))
+        if j % 4 == 2:
+            cases.append(pytest.param(*turn(FORMS, j), classes, j, "address", id=f"{turn(FORMS, j)[0]}-{classes}-address"))
+    return cases
 
 
-@pytest.mark.parametrize("name, i, form, mode", list(cases(cross_entropy=ROW_FORMS[::2], softmax_focal_loss=ONE_A_DTYPE[1])))
-def test_strided_rows(name, i, form, mode):
+def rows_of(name: str, form: tuple, classes: int, i: int):
+    """The calls of a case: every number of rows; rows that begin between two vectors; one row in the place of all."""
+    for k, rows in enumerate(ROWS if classes < 4000 else (1, 5)):
+        yield row_call(name, form, (rows, classes), 5 * i + k)
+    yield row_call(name, form, (turn((2, 33), i), classes), i, turn(("offset", "padded"), i // 2))
+    yield row_call(name, form, (3, classes), i, "expanded")
+
+
+@pytest.mark.parametrize("name, form, classes, i, mode", row_cases())
+def test_rows(name, form, classes, i, mode):
+    for number, call in enumerate(rows_of(name, form, classes, i), 7 * i):
+        check(name, call, number, mode)
+
+
+def signatures(calls) -> set[tuple]:
+    """What makes kernels of rows take other ways through their template."""
+    checked_calls = [(checked(getattr(losszoo, name), **c.place("cpu"), **c.options), c.differentiable) for name, c in calls]
+    with simt.machine():
+        tilings = {kernels.Prepared(c, dict(c.operands), wrt).kernel.form.tiling for c, wrt in checked_calls}
+    fullness = {t: "all" if t.full == t.vectors else "some" if t.full else "none" for t in tilings}
+    return {(min(t.group, 2), t.held, t.skewed, t.skipping, fullness[t], t.width > 1) for t in tilings}
+
+
+def test_every_tiling_of_rows_is_met():
+    met = signatures((case.values[0], call) for case in row_cases() for call in rows_of(*case.values[:4]))
+    possible = signatures(("cross_entropy", call) for call in plain_calls())
+    assert possible <= met, f"add sizes, or forms, for {sorted(possible - met)}"
+
+
+def plain_calls():
+    """Cross-entropy at every size where a tiling could change."""
+    for dtype, soft in (F32, False), (F32, True), (BF16, False), (F64, False):
+        for classes in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 48, 65, 128, 256, 257, 512, 1000, 1024, 2048, 5000, 8192, 9001):
+            for rows in (1, 33):
+                for layout in ("contiguous", "offset", "padded"):
+                    x, labels = torch.empty(rows, classes, dtype=dtype), torch.zeros(rows, dtype=torch.int64)
+                    yield Call({"input": x, "target": x if soft else labels}, {}, ("input",), {"input": layout})
+
+
+def strided_cases() -> list:
+    return [pytest.param(*turn(FORMS, 3 * i), i, mode, id=f"{i}-{mode}") for i, mode in [*((i, "races") for i in range(7)), (2, "address")]]
+
+
+@pytest.mark.parametrize("name, form, i, mode", strided_cases())
+def test_strided_rows(name, form, i, mode):
     for j, shape in enumerate(STRIDED):
-        call = row_call(name, form, shape, 3 * i + j)
-        call.layouts.clear()
-        check(name, call, 3 * i + j, mode)
+        check(name, row_call(name, form, shape, 3 * i + j), 3 * i + j, mode)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -122,6 +161,17 @@ def test_all_rows_ignored(name, reduction):
         actual = run(function, call)
         assert (actual.loss.isnan() if reduction == "mean" else actual.loss == 0).all()
         assert (actual.grads[0] == 0).all()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", oracle.LABELLED)
+def test_no_rows(name, reduction):
+    for shape in ((0, 33), (0, 5, 3), (2, 5, 0)):
+        call = row_call(name, (F32, None, False, False, False, False), shape, 0)
+        call.options["reduction"] = reduction
+        actual = run(getattr(losszoo, name), call)
+        assert actual.grads[0].shape == shape
+        assert actual.loss.numel() == 0 if reduction == "none" else actual.loss.isnan() if reduction == "mean" else actual.loss == 0
 
 
 def element_call(form: tuple, count: int, number: int) -> Call:
@@ -158,7 +208,15 @@ def box_call(name: str, form: tuple, count: int, number: int) -> Call:
     return Call(tensors, options, ("pred", "target") if both else ("pred",), layouts)
 
 
-@pytest.mark.parametrize("name, i, form, mode", list(cases(**ITEM_FORMS)))
+def item_cases() -> list:
+    cases = []
+    for name, forms in ITEM_FORMS.items():
+        cases += [pytest.param(name, i, form, "races", id=f"{name}-{i}-races") for i, form in enumerate(forms)]
+        cases.append(pytest.param(name, 0, next(f for f in forms if f[0] == F32), "address", id=f"{name}-address"))
+    return cases
+
+
+@pytest.mark.parametrize("name, i, form, mode", item_cases())
 def test_items(name, i, form, mode):
     for j, count in enumerate(ITEMS):
         number = 5 * i + j

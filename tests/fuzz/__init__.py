@@ -1,0 +1,1 @@
+"""Random specs: kernels against the interpreter. `python -m tests.fuzz --help`."""

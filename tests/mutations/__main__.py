@@ -1,0 +1,89 @@
+"""`python -m tests.mutations`: plants each fault in a copy of the tree and runs the tests meant to catch it.
+
+A fault that they miss is tried on the whole suite. Files that record rendered text are left out, since they notice any change. Run on
+demand: it takes a while. Exit status 1 if a fault is missed, or its text is no longer in its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.mutations.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = ("tests/codegen/test_golden.py", "tests/mutations")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only the faults whose name or file has one of these words")
+    parser.add_argument("--list", action="store_true", help="print the faults and where they are")
+    parser.add_argument("--no-suite", action="store_true", help="a fault that its own tests miss is missed")
+    options = parser.parse_args()
+    chosen = [f for f in FAULTS if not options.words or any(word in f"{f.name} {f.file}" for word in options.words)]
+    stale = [f for f in chosen if places(ROOT, f) != 1]
+    for fault in stale:
+        print(f"stale: {fault.name}: the text is {places(ROOT, fault)} times in {fault.file}")
+    if options.list:
+        print(*(f"{f.file}: {f.name}" for f in chosen), sep="\n")
+    if options.list or stale:
+        return bool(stale)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as place:
+        tree = copied(Path(place, "tree"))
+        missed = [fault.name for fault in chosen if not caught(tree, fault, suite=not options.no_suite)]
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults caught" + "".join(f"\nmissed: {name}" for name in missed))
+    return bool(missed)
+
+
+def places(tree: Path, fault: Fault) -> int:
+    return (tree / fault.file).read_text(encoding="utf-8").count(fault.old)
+
+
+def copied(tree: Path) -> Path:
+    """The files that git tracks, without what must not be run."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in names:
+        if not name.startswith(LEFT_OUT):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    return tree
+
+
+def caught(tree: Path, fault: Fault, suite: bool) -> bool:
+    """Plant the fault, run the tests, and put the file back."""
+    path = tree / fault.file
+    sound = path.read_text(encoding="utf-8")
+    begun = time.monotonic()
+    path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        by = failure(tree, fault.tests.split()) or (suite and failure(tree, ["tests"])) or None
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    print(f"{'caught' if by else 'MISSED'} in {time.monotonic() - begun:.0f} s: {fault.name}" + (f"\n    by {by}" if by else ""), flush=True)
+    return bool(by)
+
+
+def failure(tree: Path, tests: list[str]) -> str | None:
+    """The first test that fails, or None."""
+    environment = {
+        **os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "LOSSZOO_CACHE_DIR": str(tree.parent / "kernels"), "CI": "true",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests],
+        cwd=tree, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return None
+    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return said[0] if said else f"exit status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
