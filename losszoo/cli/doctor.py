@@ -99,7 +99,7 @@ def _runtime() -> Iterator[Finding]:
         if os.environ.get("LOSSZOO_RUNTIME") == "python":
             yield Finding("native runtime", "LOSSZOO_RUNTIME=python keeps it from being used", "note")
         elif (path := extension.find()) is None:
-            yield Finding("native runtime", "not built yet; the first call starts that in the background, `losszoo prebuild` does it now", "note")
+            yield Finding("native runtime", "not built yet: the first call starts it in the background, `losszoo prebuild` waits", "note")
         elif native.runtime() is None:
             yield Finding("native runtime", f"{path} does not load; `rm -r {path.parent}` has it built again", "note")
         else:

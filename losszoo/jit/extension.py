@@ -27,7 +27,8 @@ def find() -> Path | None:
     """The module, if it has been built. Raises ToolchainMissing where it cannot be, CompileError where that was tried."""
     found = store.find(NAME, _digest(), ARTEFACT)
     if found is None and (said := store.find(NAME, _digest("failure"), "failure.txt")):
-        raise CompileError(said.read_text(encoding="utf-8", errors="replace"))
+        text = said.read_text(encoding="utf-8", errors="replace")
+        raise CompileError(f"{text}\nit is not tried again until {said.parent} is removed")
     return found
 
 
@@ -41,12 +42,22 @@ def build() -> Path:
         raise
 
 
-def start_building() -> subprocess.Popen:
-    """Build in a process of its own that outlives this one; it exits when it is done. Raises ToolchainMissing."""
+class Building(subprocess.Popen):
+    """A build in a process of its own. It may outlive this one, which other processes are warned of as they are forgotten."""
+
+    def __del__(self, *_: object) -> None:
+        pass
+
+
+def start_building() -> Building:
+    """Build in another process, which exits when it is done. It works in this one's folder, where the environment may name paths.
+
+    Raises ToolchainMissing.
+    """
     _ninja()
     program = f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; from losszoo.jit import extension; extension.build()"
     nothing = subprocess.DEVNULL
-    return subprocess.Popen([sys.executable, "-c", program], stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True)
+    return Building([sys.executable, "-c", program], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
 
 
 def _make(folder: Path) -> None:

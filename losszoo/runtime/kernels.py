@@ -75,9 +75,13 @@ class Prepared:
                 return False
         return True
 
+    @property
+    def multiprocessors(self) -> int:
+        return cuda_driver.multiprocessors(self.device.index)
+
     def _shape(self, dense: bool) -> tiling.Shape:
         """How a CUDA launch shares out the work."""
-        call, processors = self.call, cuda_driver.multiprocessors(self.device.index)
+        call, processors = self.call, self.multiprocessors
         if self.lowering == "items":
             sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
             return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)

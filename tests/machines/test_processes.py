@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from losszoo.jit import cache
+
 from .conftest import FORKS, TRAIN, train_new_loss, trained
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -40,6 +42,7 @@ LOADER = (
     TRAIN
     + """
 import sys
+from losszoo.runtime import native
 
 class Data(torch.utils.data.Dataset):
     criterion = losszoo.WIoULoss()  # copied to each worker
@@ -54,6 +57,8 @@ class Data(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     train()
+    if not native.settled() or native.runtime() is None:
+        raise RuntimeError("no native runtime")
     for method, workers in ("fork", 2), ("spawn", 1):
         data = torch.utils.data.DataLoader(Data(), num_workers=workers, multiprocessing_context=method)
         assert sum(len(batch) for batch in data) == 4
@@ -65,7 +70,8 @@ if __name__ == "__main__":
 def test_workers_of_a_data_loader(python, tmp_path):
     """Forked after use, or spawned and told what to do by pickles."""
     (tmp_path / "loader.py").write_text(LOADER)
-    done = python(str(tmp_path / "loader.py"), "-W", "error", program="-u")
+    built = {"LOSSZOO_CACHE_DIR": cache.place(), "LOSSZOO_RUNTIME": ""}  # the tests' own, with the native runtime in it
+    done = python(str(tmp_path / "loader.py"), "-W", "error", program="-u", **built)
     assert (done.stdout, done.stderr) == ("right\n", "")
 
 
@@ -105,9 +111,15 @@ with open("/proc/self/maps") as file:
 )
 
 
-def test_without_assertions_and_with_warnings_as_errors(python):
-    done = python(FLAGS, "-O", "-W", "error")
+def test_without_assertions_and_with_warnings_as_errors(python, compiler, tmp_path):
+    """Also of a build of the native runtime that goes on in the background when the process ends."""
+    compiler('case "$*" in *csrc/runtime*) exit 1;; esac; exec c++ "$@"')
+    done = python(FLAGS, "-O", "-W", "error", CXX="./compiler", LOSSZOO_CACHE_DIR="cache", LOSSZOO_RUNTIME="")
     assert done.stderr == ""
     label, shape, end = done.stdout.splitlines()
     assert label.startswith("target: row 1 has label 3") and shape.startswith("target: got shape (3,)")
     assert end == "False False"  # and nothing of CUDA's is touched for the CPU
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cache").glob("losszoo_runtime-*/failure.txt")):  # here, and not where a relative path leads elsewhere
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
