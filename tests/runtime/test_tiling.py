@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from losszoo.runtime import tiling
@@ -10,6 +10,8 @@ from losszoo.runtime import tiling
 counts = st.integers(0, 300) | st.integers(0, 1 << 22)
 widths = st.sampled_from((1, 2, 4, 8))
 processors = st.integers(1, 200)
+# As many classes as some threads hold exactly, or nearly.
+edges = st.tuples(st.integers(0, 15), st.integers(-9, 9)).map(lambda at: max(1, (1 << at[0]) + at[1]))
 
 
 def launched(shape: tiling.Shape) -> None:
@@ -18,7 +20,8 @@ def launched(shape: tiling.Shape) -> None:
         assert launch.threads & (launch.threads - 1) == 0
 
 
-@given(counts, st.integers(1, 70) | st.integers(1, 5000) | st.integers(1, 1 << 31), widths, st.booleans(), st.integers(1, 4), processors)
+@settings(max_examples=300)
+@given(counts, edges | st.integers(1, 5000) | st.integers(1, 1 << 31), widths, st.booleans(), st.integers(1, 4), processors)
 def test_rows(count, classes, width, skewed, operands, multiprocessors):
     if not skewed:
         classes = -(-classes // width) * width  # else the rows would not all begin at a vector
