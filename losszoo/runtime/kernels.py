@@ -144,7 +144,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
     reduced = call.reduction != "none"
     loss = None if reduced else memory.empty(call.shape, **options)
     total = torch.empty((), **options) if reduced else None
-    kept = torch.empty(states(prepared) * keep + reduced, **options)
+    kept = torch.empty(states(prepared) * keep + int(reduced), **options)
     state, denominator = _parts(prepared, kept, keep)
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if device.type == "cuda":
