@@ -27,7 +27,7 @@ def failure(program: Program, setting: Setting, backend: str) -> str | None:
     except SpecError:
         return None  # refused where it is declared, as it should be
     try:
-        return mismatch(draw(function, setting), setting.quantised, BACKENDS[backend])
+        return mismatch(draw(function, setting), setting, BACKENDS[backend])
     except Fault as fault:
         return str(fault)
     except Exception as error:  # a compiler's, say: a finding like any other

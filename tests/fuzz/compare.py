@@ -36,6 +36,7 @@ class Setting:
     reduction: str = "none"
     weighted: bool = False
     quantised: bool = False  # values are multiples of 0.5: many are equal, and small ones exact
+    special: bool = False  # some values are nan or infinite
     seed: int = 0
 
 
@@ -45,7 +46,7 @@ def random_setting(seed: int, row: bool) -> Setting:
     layout = rng.choice(("contiguous", "contiguous", "offset", "padded", "transposed", "sliced"))
     reduction = rng.choice(("none", "mean", "sum"))
     shape = rng.choice(ROWS if row else ITEMS)
-    return Setting(rng.randrange(1000), dtype, shape, layout, reduction, rng.random() < 0.15, rng.random() < 0.25, seed)
+    return Setting(rng.randrange(1000), dtype, shape, layout, reduction, rng.random() < 0.15, rng.random() < 0.25, rng.random() < 0.2, seed)
 
 
 def draw(function, setting: Setting) -> Call:
@@ -59,6 +60,9 @@ def draw(function, setting: Setting) -> Call:
 
     def values(size, low: float, high: float, storage: torch.dtype) -> Tensor:
         x = low + (high - low) * torch.rand(tuple(size), generator=generator, dtype=torch.float64)
+        if setting.special:
+            for value in (torch.nan, torch.inf, -torch.inf):
+                x = x.masked_fill(torch.rand(x.shape, generator=generator) < 0.02, value)
         return ((2 * x).round() / 2 if setting.quantised else x).to(storage)
 
     wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -95,7 +99,7 @@ def on_simt(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Te
     return loss, list(grads)
 
 
-def mismatch(call: Call, quantised: bool, backend) -> str | None:
+def mismatch(call: Call, setting: Setting, backend) -> str | None:
     """What is wrong, or None. A result may be off by what the interpreter in the same precision is off, several times, by what
     rounding the inputs anew changes, and by some ulps of the largest value met on the way."""
     wrt = tuple(call.differentiable)
@@ -109,8 +113,9 @@ def mismatch(call: Call, quantised: bool, backend) -> str | None:
     upstream = given[0]
     exact = testing._reference(call, torch.float64, upstream, wrt)
     others = [testing._reference(call, call.real, upstream, wrt)]
-    if not quantised:
+    if not setting.quantised:
         others += [testing._reference(shaken(call, i), torch.float64, upstream, wrt) for i in range(3)]
+    if not setting.quantised and not setting.special:
         said = against_autograd(call, upstream, wrt, exact[1:])
         if said:
             return said
@@ -124,7 +129,7 @@ def mismatch(call: Call, quantised: bool, backend) -> str | None:
 
 
 def against_autograd(call: Call, upstream: Tensor, wrt: tuple[str, ...], derived: list[Tensor]) -> str | None:
-    """The derived gradient against the one that torch finds for itself. (Not at ties: there the table has rules of its own.)"""
+    """The derived gradient against the one that torch finds for itself. (Not at ties, nor at nan: there the table has its own rules.)"""
     operands = {n: v.detach().double().requires_grad_(n in wrt) if v.is_floating_point() else v for n, v in call.operands.items()}
     loss, _ = interpret.forward(Call(**{**vars(call), "operands": operands, "real": torch.float64}), operands)
     leaves = [operands[n] for n in wrt]
@@ -144,7 +149,7 @@ def shaken(call: Call, seed: int) -> Call:
     generator = torch.Generator().manual_seed(seed)
     unit = 4 * torch.finfo(call.real).eps
     operands = {
-        name: x.double() * (1 + unit * (torch.randint(0, 3, x.shape, generator=generator) - 1)) if x.is_floating_point() else x
+        name: x.double() * (1 + unit * (torch.randint(0, 3, x.shape, generator=generator).double() - 1)) if x.is_floating_point() else x
         for name, x in call.operands.items()
     }
     return Call(**{**vars(call), "operands": operands})

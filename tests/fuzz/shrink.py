@@ -14,10 +14,10 @@ Case = tuple[Program, Setting]
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler cases, the boldest first."""
     program, setting = case
-    plain = Setting(setting.choice, "float64", setting.shape, quantised=setting.quantised, seed=setting.seed)
+    plain = Setting(setting.choice, "float64", setting.shape, quantised=setting.quantised, special=setting.special, seed=setting.seed)
     yield program, plain
-    for change in ({"weighted": False}, {"reduction": "none"}, {"layout": "contiguous"}, {"dtype": "float32"}, {"quantised": False}):
-        yield program, replace(setting, **change)
+    for change in ("weighted", False), ("reduction", "none"), ("layout", "contiguous"), ("quantised", False), ("special", False):
+        yield program, replace(setting, **dict([change]))
     for shape in ((1,), (2,), (1, 2), (2, 2), (2, 5), (1, 2, 3)):
         if len(shape) <= len(setting.shape) and sum(shape) < sum(setting.shape):
             yield program, replace(setting, shape=shape)

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,7 @@ from tests.simt.toolchain import Toolchain, shared_variables, source_lines
 
 DEVICE = torch.device("cuda", 99)  # no test has so many, so nothing is confused with a real one
 POISON = 0xFF  # a nan in every format, and a large number as an integer
-PATIENCE = 60.0  # seconds for a launch
+PATIENCE = 60  # seconds of its own time for a launch
 DONE = b"done"  # after the buffers
 PROGRAMS = 8  # that are kept waiting for their next launch
 MOST_THREADS, MOST_SHARED, MOST_STATIC_SHARED = 1024, 227 * 1024, 48 * 1024
@@ -203,7 +202,7 @@ class _Program:
         setting, (buffers, pointers) = device.setting, device.buffers(args)
         header = struct.pack(
             "@64s3I3IIIQ4I", launch.entry.encode(), *launch.grid, *launch.block, launch.shared_bytes, setting.resident,
-            setting.seed + len(setting.launches), len(args), len(buffers), len(pointers), 0,
+            setting.seed + len(setting.launches), len(args), len(buffers), len(pointers), PATIENCE,
         )  # fmt: skip
         message = [header, args]
         for storage, writable in buffers:
@@ -222,23 +221,19 @@ class _Program:
             at += storage.nbytes()
 
     def _exchange(self, message: bytes, expected: int) -> bytes:
-        watch = threading.Timer(PATIENCE, self.process.kill)
-        watch.start()
         try:
             self.process.stdin.write(message)
             self.process.stdin.flush()
             output = self.process.stdout.read(expected + len(DONE))
         except BrokenPipeError:
             output = b""
-        finally:
-            watch.cancel()
         if output.endswith(DONE):
             return output
         code = self.process.wait()
         self.errors.seek(0)
         said = self.errors.read().decode(errors="replace").strip()
-        if code == -signal.SIGKILL:
-            said += f"\nthe launch took more than {PATIENCE:g} seconds"
+        if code == -signal.SIGVTALRM:
+            said += f"\nthe launch took more than {PATIENCE} seconds"
         raise Fault(source_lines(self.path, said) or f"the process ended with status {code}")
 
     def close(self) -> None:

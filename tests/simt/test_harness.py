@@ -197,7 +197,7 @@ def test_a_fault_names_the_line():
 
 
 def test_an_endless_kernel_is_ended(monkeypatch):
-    monkeypatch.setattr("tests.simt.driver.PATIENCE", 1.0)
+    monkeypatch.setattr("tests.simt.driver.PATIENCE", 1)
     with pytest.raises(simt.Fault, match="more than 1 seconds"):
         launch("endless", x=torch.zeros(64))
 
