@@ -134,6 +134,15 @@ def test_prebuild_for_a_gpu_that_is_not_here(capsys, tmp_path, monkeypatch):
 def test_prebuild_refuses_what_it_does_not_know(capsys):
     assert "nonesuch" in output(capsys, "prebuild", "nonesuch", status=2)[1]
     assert "sm_90" in output(capsys, "prebuild", "--arch", "hopper", status=2)[1]
+    assert "8x19x512x1024" in output(capsys, "prebuild", "--shape", "32000", status=2)[1]
+
+
+def test_prebuild_for_shapes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSZOO_CACHE_DIR", str(tmp_path))
+    said = output(capsys, "prebuild", "cross_entropy", "--arch", "sm_90", "--dtype", "bfloat16", "--shape", "64x1000", "9x7x5")[0]
+    kernels = [path.read_text() for path in tmp_path.glob("cross_entropy-*/kernel.cu")]
+    assert len(kernels) == int(said.split()[0]) and sorted("(columns)" in k for k in kernels) == sorted("(rows)" not in k for k in kernels)
+    assert any("(columns)" in k for k in kernels) and any("(rows)" in k for k in kernels)
 
 
 def test_the_demo_without_its_extra_says_what_to_install(capsys, monkeypatch, tmp_path):

@@ -1,7 +1,8 @@
-// What CUDA threads do together: take rows in teams, merge their states, and finish the sum over all blocks in a fixed order; and how
+// What CUDA threads do together: take rows in teams, join their states, and finish the sum over all blocks in a fixed order; and how
 // they read and write several values at once.
 #pragma once
 #include <losszoo/math.h>
+#include <losszoo/monoid.h>
 #include <losszoo/numeric.h>
 #include <losszoo/platform.h>
 
@@ -9,43 +10,35 @@ namespace lz {
 
 constexpr int WARP = 32, MAX_WARPS = 32;
 
-// A state is plain numbers of type R: field i as a number.
-template <class R, class M>
-LZ_FN M shuffle_xor(const M& m, int mask) {
-  constexpr int fields = sizeof(M) / sizeof(R);
-  const R* from = reinterpret_cast<const R*>(&m);
-  M other;
-  R* into = reinterpret_cast<R*>(&other);
-#pragma unroll
-  for (int i = 0; i < fields; ++i) into[i] = __shfl_xor_sync(0xffffffffu, from[i], mask);
-  return other;
-}
+// Combines the values of n neighbouring threads (a power of two) for each of them. The order is fixed and the same for all.
+struct Lanes {
+  int n;
 
-// The merged state of N neighbouring threads (a power of two) for each of them. The order is fixed, but it is not the same for all: they
-// may differ in the last bit.
-template <class R, int N, class M>
-LZ_FN void merge_lanes(M& m) {
+  template <class R, class Op>
+  LZ_METHOD R operator()(R x, const Op& op) const {
 #pragma unroll
-  for (int mask = N / 2; mask > 0; mask /= 2) m.merge(0, shuffle_xor<R>(m, mask), 0);
-}
+    for (int mask = n / 2; mask > 0; mask /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    return x;
+  }
+};
 
-// The merged state of the block for every thread. blockDim.x is a power of two, and at least a warp. `phase` says which half of the
-// shared memory is free: what is read after one merge is not written before the barrier of the next.
+// The joint state of the block for every thread. blockDim.x is a power of two, and at least a warp. `phase` says which half of the
+// shared memory is free: what is read after one call is not written before the barrier of the next. A state is plain numbers of type R.
 template <class R, class M>
-LZ_FN void block_merge(M& m, int& phase) {
+LZ_FN void block_join(M& m, int& phase) {
   __shared__ R states[2][MAX_WARPS * (sizeof(M) / sizeof(R))];
   const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  merge_lanes<R, WARP>(m);
+  m.join(Lanes{WARP});
   if (warps == 1) return;
   M* shared = reinterpret_cast<M*>(states[phase]);
   phase ^= 1;
   if (lane == 0) shared[warp] = m;
   __syncthreads();
   m = shared[lane & (warps - 1)];
-  for (int mask = warps / 2; mask > 0; mask /= 2) m.merge(0, shuffle_xor<R>(m, mask), 0);
+  m.join(Lanes{warps});
 }
 
-// G neighbouring threads of a block, or all of it where G is 0. Merging is for all teams of a block at once.
+// G neighbouring threads of a block, or all of it where G is 0. Joining is for all teams of a block at once.
 template <int G>
 struct Team {
   int lane, size, number, count;  // of this thread in its team; of the team; this team's in the block; of teams in the block
@@ -59,11 +52,11 @@ struct Team {
   }
 
   template <class R, class M>
-  LZ_METHOD void merge(M& m) {
+  LZ_METHOD void join(M& m) {
     if constexpr (G == 0)
-      block_merge<R>(m, phase);
+      block_join<R>(m, phase);
     else
-      merge_lanes<R, G>(m);
+      m.join(Lanes{G});
   }
 };
 
@@ -88,17 +81,21 @@ struct Tally {
 
 // The sums of a block, or of many.
 struct Total {
-  double loss[1] = {0}, count[1] = {0};
+  double loss = 0, count = 0;
 
   LZ_METHOD Total() {}
   template <class R>
   LZ_METHOD explicit Total(const Tally<R>& t) { add(whole(t.total, t.total_lost), whole(t.count, t.count_lost)); }
 
   LZ_METHOD void add(double more_loss, double more_count) {
-    loss[0] += more_loss;
-    count[0] += more_count;
+    loss += more_loss;
+    count += more_count;
   }
-  LZ_METHOD void merge(int, const Total& other, int) { add(other.loss[0], other.count[0]); }
+  template <class Reduce>
+  LZ_METHOD void join(const Reduce& reduce) {
+    loss = reduce(loss, Plus());
+    count = reduce(count, Plus());
+  }
 
  private:
   template <class R>
@@ -112,12 +109,12 @@ LZ_FN void finish(const Args& a, const Tally<R>& tally) {
   if (!a.total) return;
   int phase = 0;
   Total all(tally);
-  block_merge<double>(all, phase);
+  block_join<double>(all, phase);
   if (gridDim.x > 1) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
-      a.partial[2 * blockIdx.x] = all.loss[0];
-      a.partial[2 * blockIdx.x + 1] = all.count[0];
+      a.partial[2 * blockIdx.x] = all.loss;
+      a.partial[2 * blockIdx.x + 1] = all.count;
       __threadfence();
       last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
     }
@@ -127,12 +124,12 @@ LZ_FN void finish(const Args& a, const Tally<R>& tally) {
     all = Total();
     for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x)
       all.add(__ldcg(a.partial + 2 * block), __ldcg(a.partial + 2 * block + 1));
-    block_merge<double>(all, phase);
+    block_join<double>(all, phase);
     if (threadIdx.x == 0) *a.counter = 0;
   }
   if (threadIdx.x == 0) {
-    const double denominator = a.normalizer ? double(a.normalizer[0]) : a.mean ? all.count[0] : 1.0;
-    a.total[0] = R(all.loss[0] / denominator);
+    const double denominator = a.normalizer ? double(a.normalizer[0]) : a.mean ? all.count : 1.0;
+    a.total[0] = R(all.loss / denominator);
     a.denominator[0] = R(denominator);
   }
 }

@@ -2,8 +2,8 @@
 // elements (CPU rows: the lanes are merged at the end), or a position of its own (strided rows: they never are).
 //
 // A monoid has: its identity as the initial value; fold(groups, v ...), which takes groups * L values with lane l's at v[g * L + l];
-// merge(l, other, o), which joins another's lane; whole(), which
-// joins its lanes; and projections that give lane l's result. All fields are of type R, so that a state can travel through
+// merge(l, other, o), which joins another's lane; whole(), which joins its lanes; join(reduce), which joins the states of several
+// threads, of which reduce(x, op) combines the threads' values of x; and projections that give lane l's result. All fields are of type R, so that a state can travel through
 // shuffles, shared memory or a collective as plain numbers.
 #pragma once
 #include <losszoo/math.h>
@@ -17,6 +17,19 @@ namespace lz {
 #else
 #define LZ_LANES _Pragma("omp simd") for (int l = 0; l < L; ++l)
 #endif
+
+struct Plus {
+  template <class R>
+  LZ_METHOD R operator()(R a, R b) const { return a + b; }
+};
+struct Maximum {
+  template <class R>
+  LZ_METHOD R operator()(R a, R b) const { return maximum(a, b); }
+};
+struct Greater {
+  template <class R>
+  LZ_METHOD R operator()(R a, R b) const { return greater(a, b); }
+};
 
 template <class R, int L>
 struct Sum {
@@ -41,6 +54,9 @@ struct Sum {
     return w;
   }
 
+  template <class Reduce>
+  LZ_METHOD void join(const Reduce& reduce) { total[0] = reduce(total[0], Plus()); }
+
   LZ_METHOD R sum(int l) const { return total[l]; }
 };
 
@@ -64,6 +80,9 @@ struct Max {
     for (int l = 0; l < L; ++l) w.merge(0, *this, l);
     return w;
   }
+
+  template <class Reduce>
+  LZ_METHOD void join(const Reduce& reduce) { top[0] = reduce(top[0], Maximum()); }
 
   LZ_METHOD R max(int l) const { return top[l]; }
 };
@@ -137,6 +156,17 @@ struct Online {
     for (int n = PARTS; n < ALL; ++n)
       for (int l = 0; l < L; ++l) w.sums[n][0] += sums[n][l];
     return w;
+  }
+
+  // The maximum first, so that each thread rescales its sums once.
+  template <class Reduce>
+  LZ_METHOD void join(const Reduce& reduce) {
+    const R own = top[0];
+    top[0] = reduce(own, Greater());
+    const R now = shift(top[0]), part = exp_fast(own - now);
+    for (int n = 0; n < SHIFTED; ++n) sums[n][0] = reduce(sums[n][0] * part, Plus());
+    for (int n = SHIFTED; n < PARTS; ++n) sums[n][0] = reduce(sums[n][0] + moved(sums[n + S][0], shift(own) - now), Plus());
+    for (int n = PARTS; n < ALL; ++n) sums[n][0] = reduce(sums[n][0], Plus());
   }
 
   LZ_METHOD R peak(int l) const { return top[l]; }

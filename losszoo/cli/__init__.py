@@ -51,9 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help="function or module (default: all, and the native runtime)")
     command.add_argument("--arch", nargs="+", default=["cpu"], help="cpu, sm_80, sm_90 ... (default: cpu)")
     command.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"], help="default: float32 bfloat16")
+    command.add_argument("--shape", nargs="+", default=[], help="of logits, such as 4096x32000 (default: a few of each kind)")
     command.add_argument("--every-option", action="store_true", help="also for options away from their defaults")
     command.add_argument("--jobs", type=int, help="how many compilers at once (default: as many as processors)")
-    command.set_defaults(run=lambda given: prebuild(given.names, given.arch, given.dtype, given.every_option, given.jobs))
+    command.set_defaults(run=lambda given: prebuild(given.names, given.arch, given.dtype, given.shape, given.every_option, given.jobs))
 
     command = commands.add_parser("demo", help="train on real digits beside torch, time every loss, draw a picture")
     command.add_argument(

@@ -22,14 +22,17 @@ from losszoo.spec.declare import Choice, Spec
 from losszoo.spec.operands import ClassWeight, Index, Row, Scalar
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Shapes of logits, and numbers of elements or boxes, that between them need every kernel: rows short and long, rows that start
-# aligned and not, classes that lie apart.
+# Shapes of logits, and numbers of elements or boxes: rows short and long, rows that start aligned and not, classes that lie apart. On
+# CUDA a kernel is chosen by the shape, so whoever knows his shapes says them.
 ROWS = ((256, 16), (256, 1000), (256, 1001), (256, 32000), (16, 32000), (64, 262144), (4, 16, 32, 32))
 ITEMS = ((4096,), (4095,))
 
 
-def prebuild(names: Sequence[str], archs: Sequence[str], dtypes: Sequence[str], every: bool, jobs: int | None) -> None:
+def prebuild(
+    names: Sequence[str], archs: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str], every: bool, jobs: int | None
+) -> None:
     """Build the losses named (all, if none is) for "cpu" and for CUDA architectures; no GPU is needed."""
+    rows = [_shape(text) for text in shapes] or ROWS
     for arch in archs:
         if arch != "cpu" and not (arch.startswith("sm_") and arch[3:].rstrip("af").isdigit()):
             raise UsageError(f"--arch {arch}: expected cpu, or an architecture such as sm_90")
@@ -37,7 +40,7 @@ def prebuild(names: Sequence[str], archs: Sequence[str], dtypes: Sequence[str], 
     wanted = {}
     for function in dict.fromkeys(functions):
         for arch in archs:
-            for kernel in _kernels(function.spec, "cpu" if arch == "cpu" else "cuda", dtypes, every):
+            for kernel in _kernels(function.spec, "cpu" if arch == "cpu" else "cuda", dtypes, rows, every):
                 source = kernel.source("cpp" if arch == "cpu" else "cuda")
                 wanted[source.identity, arch] = (source, None if arch == "cpu" else arch)
     if "cpu" in archs:
@@ -49,6 +52,14 @@ def prebuild(names: Sequence[str], archs: Sequence[str], dtypes: Sequence[str], 
             print(f"\r{number} of {len(wanted)} kernels", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     print(f"{len(wanted)} kernels of {', '.join(f.__name__ for f in dict.fromkeys(functions))} for {', '.join(archs)}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """ "4096x32000" as a shape."""
+    sizes = text.split("x")
+    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise UsageError(f"--shape {text}: expected the shape of some logits, such as 4096x32000 or 8x19x512x1024")
+    return tuple(map(int, sizes))
 
 
 class _Ahead(Prepared):
@@ -64,13 +75,18 @@ class _Ahead(Prepared):
     def device(self, _: torch.device) -> None:
         """Stays what it is."""
 
+    @property
+    def multiprocessors(self) -> int:
+        """Of no GPU in particular: how many there are changes the launch and not the kernel."""
+        return 128
 
-def _kernels(spec: Spec, device_type: str, dtypes: Sequence[str], every: bool) -> Iterator[Kernel]:
+
+def _kernels(spec: Spec, device_type: str, dtypes: Sequence[str], rows: Sequence[tuple[int, ...]], every: bool) -> Iterator[Kernel]:
     """The kernels of a spec's calls with their defaults, or with every combination of options."""
     prepared = type("_Ahead", (_Ahead,), {"device_type": device_type})
     for choice in spec.choices() if every else [c for c in spec.choices() if _usual(spec, c)]:
         for dtype in (getattr(torch, name) for name in dtypes):
-            for shape in ROWS if spec.row else ITEMS:
+            for shape in rows if spec.row else ITEMS:
                 operands = [None if kind is None else _operand(kind, spec.row, shape, dtype) for kind in choice.kinds]
                 values = [0.3 if free else p.fixed[0] for p, free in zip(spec.parameters, choice.present, strict=True)]
                 call = check(spec, tuple(operands), tuple(values), choice.statics, -100, "mean", None, None)

@@ -28,6 +28,7 @@ class Tiling:
     skipping: bool = False  # rows that are held: look at a label before its row is read, which may be ignored
     skewed: bool = False  # rows: they may begin and end within a vector, all operands' alike
     threads: int = 256  # of a block, at most
+    wide: bool = False  # rows: so many classes that 32 bits do not count them
 
 
 @dataclass(frozen=True)

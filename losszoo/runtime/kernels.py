@@ -75,9 +75,13 @@ class Prepared:
                 return False
         return True
 
+    @property
+    def multiprocessors(self) -> int:
+        return cuda_driver.multiprocessors(self.device.index)
+
     def _shape(self, dense: bool) -> tiling.Shape:
         """How a CUDA launch shares out the work."""
-        call, processors = self.call, cuda_driver.multiprocessors(self.device.index)
+        call, processors = self.call, self.multiprocessors
         if self.lowering == "items":
             sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
             return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)
@@ -140,7 +144,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
     reduced = call.reduction != "none"
     loss = None if reduced else memory.empty(call.shape, **options)
     total = torch.empty((), **options) if reduced else None
-    kept = torch.empty(states(prepared) * keep + reduced, **options)
+    kept = torch.empty(states(prepared) * keep + int(reduced), **options)
     state, denominator = _parts(prepared, kept, keep)
     outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if device.type == "cuda":

@@ -149,7 +149,7 @@ def _name(wanted: str) -> str:
 def _kept(call: Call, wrt: tuple[str, ...]) -> int:
     """How many numbers a call keeps for its backward."""
     states = len(scheduled(call.spec, call.choice, autograd.built_for(call, wrt)).forward.state)
-    return states * call.rows + (call.reduction != "none")
+    return states * call.rows + int(call.reduction != "none")
 
 
 def _memory(call: Call, name: str) -> Tensor:

@@ -11,6 +11,7 @@ SHORT = 16  # vectors of a row
 BLOCK = 256  # threads for a row that no block can hold
 LARGEST = 512  # threads of a block that holds a row
 SINGLE = 512  # threads that a single block may have
+FEW = 128  # rows: about one a multiprocessor
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -48,9 +49,9 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
     if threads <= LARGEST:
         full = 0 if skewed else min(in_flight, classes // (width * threads))
         # Where rows are few they are sooner read than their labels looked at.
-        tiling = Tiling(width, in_flight, 0, True, full, count > multiprocessors, skewed, threads)
+        tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
         return _shape(tiling, count, threads, RESIDENT, multiprocessors)
-    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK)
+    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK, wide=classes >= 1 << 30)
     return _shape(tiling, count, BLOCK, RESIDENT * 3 // 4, multiprocessors)
 
 
