@@ -19,7 +19,7 @@ from losszoo.runtime import threads
 from losszoo.runtime.arguments import check
 from losszoo.runtime.kernels import Prepared
 from losszoo.spec.declare import Choice, Spec
-from losszoo.spec.operands import ClassWeight, Index, Row, Scalar
+from losszoo.spec.operands import ClassWeight, Index, Kind, Row, Scalar
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Shapes of logits, and numbers of elements or boxes: rows short and long, rows that start aligned and not, classes that lie apart. On
@@ -69,7 +69,7 @@ class _Ahead(Prepared):
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.device_type, None if self.device_type == "cpu" else 0)
+        return torch.device("cpu") if self.device_type == "cpu" else torch.device(self.device_type, 0)
 
     @device.setter
     def device(self, _: torch.device) -> None:
@@ -99,7 +99,7 @@ def _usual(spec: Spec, choice: Choice) -> bool:
     return choice.present == default.present and choice.kinds == default.kinds
 
 
-def _operand(kind: object, row: bool, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _operand(kind: Kind, row: bool, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory of the right shape, never written."""
     items = (shape[0], *shape[2:]) if row else shape
     if kind is Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from losszoo.codegen.kernel import Form, Kernel, Tiling
 from losszoo.ir.expr import Type
-from losszoo.jit import Source
+from losszoo.jit import Buildable, Language
 from losszoo.spec.declare import Spec
 
 # A loss's kernels as a reader would meet them: rows of a thousand classes, a few dozen columns, packed items.
@@ -14,7 +14,7 @@ LOWERINGS = {
 }
 
 
-def sources(spec: Spec, language: str) -> list[Source]:
+def sources(spec: Spec, language: Language) -> list[Buildable]:
     """The text of a loss's kernels in float32, one a lowering, as built for a call with its defaults."""
     choice = spec.default_choice()
     traced = spec.trace(choice)
