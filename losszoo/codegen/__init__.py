@@ -9,7 +9,7 @@ from losszoo.spec.declare import Spec
 
 # A loss's kernels as a reader would meet them: rows of a thousand classes, a few dozen columns, packed items.
 LOWERINGS = {
-    True: {"rows": Tiling(4, 4, threads=512), "columns": Tiling(2, 4)},
+    True: {"rows": Tiling(4, 8, group=32, held=True, full=7, threads=128), "columns": Tiling(4, 5)},
     False: {"items": Tiling(1, 2)},
 }
 

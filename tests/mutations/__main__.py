@@ -15,19 +15,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutations.faults import FAULTS, Fault
+from tests.mutations.faults import Fault, read
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("tests/codegen/test_golden.py", "tests/mutations")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__, formatter_class=raw)
     parser.add_argument("words", nargs="*", help="only the faults whose name or file has one of these words")
     parser.add_argument("--list", action="store_true", help="print the faults and where they are")
     parser.add_argument("--no-suite", action="store_true", help="a fault that its own tests miss is missed")
     options = parser.parse_args()
-    chosen = [f for f in FAULTS if not options.words or any(word in f"{f.name} {f.file}" for word in options.words)]
+    chosen = [f for f in read() if not options.words or any(word in f"{f.name} {f.file}" for word in options.words)]
     stale = [f for f in chosen if places(ROOT, f) != 1]
     for fault in stale:
         print(f"stale: {fault.name}: the text is {places(ROOT, fault)} times in {fault.file}")
@@ -63,18 +64,19 @@ def caught(tree: Path, fault: Fault, suite: bool) -> bool:
     begun = time.monotonic()
     path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        by = failure(tree, fault.tests.split()) or (suite and failure(tree, ["tests"])) or None
+        by = failure(tree, [*fault.tests]) or (suite and failure(tree, ["tests"])) or None
     finally:
         path.write_text(sound, encoding="utf-8")
-    print(f"{'caught' if by else 'MISSED'} in {time.monotonic() - begun:.0f} s: {fault.name}" + (f"\n    by {by}" if by else ""), flush=True)
+    print(f"{'caught' if by else 'MISSED'} in {time.monotonic() - begun:.0f} s: {fault.name}", flush=True)
+    if by:
+        print(f"    by {by}", flush=True)
     return bool(by)
 
 
 def failure(tree: Path, tests: list[str]) -> str | None:
     """The first test that fails, or None."""
-    environment = {
-        **os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "LOSSZOO_CACHE_DIR": str(tree.parent / "kernels"), "CI": "true",
-    }  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+    environment["LOSSZOO_CACHE_DIR"] = str(tree.parent / "kernels")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests],
         cwd=tree, env=environment, capture_output=True, text=True, check=False,

@@ -6,11 +6,13 @@ would compile for an hour. Reductions, values and the order of blocks go round b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import losszoo
-from losszoo.runtime import kernels
+from losszoo.runtime import kernels, tiling
 from losszoo.testing import interpreted
 from tests import simt
 from tests.losses import oracle
@@ -44,6 +46,12 @@ ITEM_LAYOUTS = ("contiguous", "offset", "sliced", "contiguous", "expanded", "tra
 
 FORMS = (*(("cross_entropy", form) for form in ROW_FORMS), *(("softmax_focal_loss", FOCAL_FORMS[i]) for i in (0, 3, 4, 7)))
 ITEM_FORMS = {"sigmoid_focal_loss": ELEMENT_FORMS[::2], "ciou_loss": BOX_FORMS[::2], "wiou_loss": BOX_FORMS[1::2]}
+
+
+@pytest.fixture(autouse=True)
+def few_rows_are_many(monkeypatch):
+    """So that the tilings for many rows are met too."""
+    monkeypatch.setattr(tiling, "FEW", 16)
 
 
 def turn(choices, i: int):
@@ -137,6 +145,20 @@ def plain_calls():
                 for layout in ("contiguous", "offset", "padded"):
                     x, labels = torch.empty(rows, classes, dtype=dtype), torch.zeros(rows, dtype=torch.int64)
                     yield Call({"input": x, "target": x if soft else labels}, {}, ("input",), {"input": layout})
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_more_classes_than_an_int_can_count(dtype, monkeypatch):
+    """The kernel for them, at a size that fits here."""
+    chosen = tiling.rows
+
+    def wide(*args):
+        shape = chosen(*args)
+        return replace(shape, tiling=replace(shape.tiling, wide=True))
+
+    monkeypatch.setattr(tiling, "rows", wide)
+    for number, (rows, classes) in enumerate(((2, 20001), (5, 8193), (3, 33000))):
+        check("cross_entropy", row_call("cross_entropy", (dtype, None, True, False, True, True), (rows, classes), number), number, "races")
 
 
 def strided_cases() -> list:
