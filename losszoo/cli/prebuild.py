@@ -44,7 +44,8 @@ def prebuild(
                 source = kernel.source("cpp" if arch == "cpu" else "cuda")
                 wanted[source.identity, arch] = (source, None if arch == "cpu" else arch)
     if "cpu" in archs:
-        threads.launcher()
+        launcher = threads.source()  # of whatever process, which may have one from another cache
+        wanted[launcher.identity, "cpu"] = (launcher, None)
     if not names:
         extension.build()
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
