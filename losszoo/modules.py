@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from losszoo.runtime.arguments import check_options
 from losszoo.spec.declare import WEIGHT
 from losszoo.spec.operands import ClassWeight, Scalar
+from losszoo.surface import LossFunction, expose
 
 MOMENTUM = 0.01  # of a running mean: the weight of the newest batch
 
@@ -18,10 +19,12 @@ MOMENTUM = 0.01  # of a running mean: the weight of the newest batch
 class LossModule(nn.Module):
     """Base of the loss modules. Class weights and running means are buffers, so they move and are saved with the module."""
 
-    function: Callable
+    function: LossFunction
     _call_time: tuple[str, ...]  # operands that each batch brings
     _kept: tuple[str, ...]  # tensors that the module keeps as buffers
-    _running: dict[str, Callable]  # buffer -> the function whose mean it follows
+    _running: dict[str, LossFunction]  # buffer -> the function whose mean it follows
+    _options: dict[str, Any]
+    momentum: float
 
     def forward(self, *operands: Tensor, **engine: Tensor) -> Tensor:
         unknown = set(engine) - {WEIGHT, "normalizer"} | set(engine) & set(self._kept)
@@ -47,10 +50,8 @@ class LossModule(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self._options.items())
 
 
-def make_module(function: Callable, name: str, defaults: dict[str, object]) -> type[LossModule]:
+def make_module(function: LossFunction, name: str, defaults: dict[str, object]) -> type[LossModule]:
     """The module class of a loss function, called `name`, with other defaults where given."""
-    from losszoo.surface import expose
-
     spec = function.spec
     kept = tuple(o.name for o in spec.operands if set(o.kinds) <= {ClassWeight, Scalar})
     trace = spec.trace(spec.default_choice())
@@ -82,7 +83,8 @@ def make_module(function: Callable, name: str, defaults: dict[str, object]) -> t
         parameters, statics = (tuple(options[a.name] for a in group) for group in (spec.parameters, spec.statics))
         check_options(spec, parameters, statics, options.get("ignore_index"), options["reduction"])
 
-    __init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters])
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     members = {
         "__init__": __init__, "__doc__": f"The module of `{spec.name}`.\n\n{function.__doc__}", "__module__": function.__module__,
         "__qualname__": name, "function": staticmethod(function), "_call_time": batch, "_kept": kept, "_running": running,

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from losszoo.spec.declare import WEIGHT, Spec, declare
-from losszoo.spec.operands import Parameter, Scalar, StaticArgument
+from losszoo.spec.operands import Operand, Parameter, Scalar, StaticArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from losszoo.modules import LossModule
+
+Argument = Operand | Parameter | StaticArgument
 
 ENGINE_DOC = {
     "box_format": 'box_format: "xyxy" (corners), "xywh" (corner and size) or "cxcywh" (centre and size).',
@@ -18,7 +26,26 @@ RAISES = """TypeError, ValueError: an argument of the wrong type, shape or devic
 IndexError: a label out of range, on the CPU; on CUDA that row's loss and gradient are nan (LOSSZOO_CHECK=1 raises)."""
 
 
-def loss(function: Callable | None = None, *, reduction: str = "mean") -> Callable:
+class LossFunction(Protocol):
+    """A loss as people call it: a function of tensors that knows its spec, and makes module classes of itself."""
+
+    __name__: str
+    spec: Spec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+    def module(self, name: str, **defaults: object) -> type[LossModule]: ...
+
+
+@overload
+def loss(function: Callable, *, reduction: str = "mean") -> LossFunction: ...
+
+
+@overload
+def loss(function: None = None, *, reduction: str = "mean") -> Callable[[Callable], LossFunction]: ...
+
+
+def loss(function: Callable | None = None, *, reduction: str = "mean") -> LossFunction | Callable[[Callable], LossFunction]:
     """Declare a loss by the maths of its forward pass.
 
         from losszoo.spec import Index, Row, log_softmax, loss
@@ -35,14 +62,15 @@ def loss(function: Callable | None = None, *, reduction: str = "mean") -> Callab
     return expose(declare(function, reduction))
 
 
-def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Callable:
+def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> LossFunction:
     """The public function of a spec, for its loss or for another of its named outputs, by kernels or by the interpreter."""
-    engine = {"ignore_index": -100} if spec.labelled else {}
+    engine: dict[str, object] = {"ignore_index": -100} if spec.labelled else {}
     engine["reduction"] = spec.reduction
     if not spec.own_weight:
         engine[WEIGHT] = None
     engine["normalizer"] = None
-    defaults = {a.name: a for a in (*spec.operands, *spec.parameters, *spec.statics)}
+    arguments: list[Argument] = [*spec.operands, *spec.parameters, *spec.statics]
+    defaults = {a.name: a for a in arguments}
     text = []
     for i, name in enumerate(spec.order):
         if i == spec.positional:
@@ -51,8 +79,8 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
     if spec.positional == len(spec.order) and not spec.open_ended:
         text.append("*")
     text += [f"{name}={value!r}" for name, value in engine.items()]
-    scope = {f"_default_{a.name}_": a.default for a in defaults.values()}
-    passed = [a.name for a in (*spec.operands, *spec.parameters, *spec.statics)]
+    scope: dict[str, Any] = {f"_default_{a.name}_": a.default for a in defaults.values()}
+    passed = list(defaults)
     passed += ["ignore_index" if spec.labelled else "None", "reduction", "None" if spec.own_weight else WEIGHT, "normalizer"]
     _bind(scope, spec, output, interpreted)
     lines = [
@@ -69,7 +97,7 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> Calla
     function.__doc__ = _documentation(spec, engine)
     function.spec = spec
 
-    def module(name: str, **defaults: object) -> type:
+    def module(name: str, **defaults: object) -> type[LossModule]:
         from losszoo.modules import make_module
 
         return make_module(function, name, defaults)
@@ -97,7 +125,7 @@ def _bind(scope: dict, spec: Spec, output: str, interpreted: bool) -> None:
     scope |= {"_call_": call, "_compiling_": dispatch.compiling, "_prepare_": dispatch.while_tracing(prepare)}
 
 
-def _default(argument: object) -> str:
+def _default(argument: Argument) -> str:
     if isinstance(argument, Parameter):
         return "" if argument.required else f"=_default_{argument.name}_"
     if isinstance(argument, StaticArgument):

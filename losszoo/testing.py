@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,20 +17,20 @@ from losszoo.runtime.autograd import compute
 from losszoo.runtime.layout import class_axis
 from losszoo.spec.declare import Choice, Spec
 from losszoo.spec.operands import Box, ClassWeight, Elem, Index, Kind, PerRow, Row, Scalar
-from losszoo.surface import expose
+from losszoo.surface import LossFunction, expose
 
 RANGES = {Row: (-5.0, 5.0), Elem: (-5.0, 5.0), PerRow: (0.0, 1.0), ClassWeight: (0.1, 2.0), Scalar: (0.5, 2.0)}
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def interpreted(function: Callable) -> Callable:
+def interpreted(function: LossFunction) -> LossFunction:
     """The same loss, computed by the interpreter instead of kernels."""
     return expose(function.spec, interpreted=True)
 
 
 def check(
-    function: Callable, *, device: str = "cpu", examples: int = 25, ranges: Mapping[str, tuple[float, float]] | None = None
+    function: LossFunction, *, device: str = "cpu", examples: int = 25, ranges: Mapping[str, tuple[float, float]] | None = None
 ) -> None:
     """Check a loss declared with `@loss`; raises AssertionError with a minimal example where something is wrong.
 
@@ -98,7 +98,7 @@ def _draw(spec: Spec, choice: Choice, dtype, layout: str, shape, reduction: str,
     generator = torch.Generator().manual_seed(seed)
     items = [s for i, s in enumerate(shape) if i != class_axis(len(shape))] if spec.row else list(shape)
     classes = shape[class_axis(len(shape))] if spec.row else 0
-    operands = []
+    operands: list[Tensor | None] = []
     for operand, kind in zip(spec.operands, choice.kinds, strict=True):
         low_high = ranges.get(operand.name)
         if kind is None:

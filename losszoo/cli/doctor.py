@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ def _runtime() -> Iterator[Finding]:
 
 
 def _cuda() -> Iterator[Finding]:
-    devices = []
+    devices: Sequence[int] = ()
     try:
         devices = yield from _gpus()
         for name, compiler in (("NVRTC", Nvrtc), ("nvcc", Nvcc)):
@@ -127,7 +127,7 @@ def _cuda() -> Iterator[Finding]:
         yield Finding("CUDA kernels", str(error), "problem" if devices else "note")
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Generator[Finding, None, Sequence[int]]:
     with warnings.catch_warnings(record=True) as said:  # torch says so if it cannot use the driver
         warnings.simplefilter("always")
         devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)

@@ -19,7 +19,7 @@ from losszoo.runtime import threads
 from losszoo.runtime.arguments import check
 from losszoo.runtime.kernels import Prepared
 from losszoo.spec.declare import Choice, Spec
-from losszoo.spec.operands import ClassWeight, Index, Row, Scalar
+from losszoo.spec.operands import ClassWeight, Index, Kind, Row, Scalar
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Shapes of logits, and numbers of elements or boxes: rows short and long, rows that start aligned and not, classes that lie apart. On
@@ -44,7 +44,8 @@ def prebuild(
                 source = kernel.source("cpp" if arch == "cpu" else "cuda")
                 wanted[source.identity, arch] = (source, None if arch == "cpu" else arch)
     if "cpu" in archs:
-        threads.launcher()
+        launcher = threads.source()  # of whatever process, which may have one from another cache
+        wanted[launcher.identity, "cpu"] = (launcher, None)
     if not names:
         extension.build()
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
@@ -69,7 +70,7 @@ class _Ahead(Prepared):
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.device_type, None if self.device_type == "cpu" else 0)
+        return torch.device("cpu") if self.device_type == "cpu" else torch.device(self.device_type, 0)
 
     @device.setter
     def device(self, _: torch.device) -> None:
@@ -99,7 +100,7 @@ def _usual(spec: Spec, choice: Choice) -> bool:
     return choice.present == default.present and choice.kinds == default.kinds
 
 
-def _operand(kind: object, row: bool, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _operand(kind: Kind, row: bool, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory of the right shape, never written."""
     items = (shape[0], *shape[2:]) if row else shape
     if kind is Row:

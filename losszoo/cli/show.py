@@ -5,21 +5,26 @@ from __future__ import annotations
 import difflib
 import inspect
 import textwrap
-from collections.abc import Callable
 from itertools import zip_longest
+from typing import Any
 
 from losszoo import losses
 from losszoo.codegen import sources
 from losszoo.errors import UsageError
+from losszoo.jit import Language
+from losszoo.modules import LossModule
+from losszoo.surface import LossFunction
 
-LANGUAGES = {"cuda": "cuda", "cpu": "cpp"}
+Loss = tuple[LossFunction, list[type[LossModule]]]
+
+LANGUAGES: dict[str, Language] = {"cuda": "cuda", "cpu": "cpp"}
 HEADINGS = ("function", "module", "operands", "formula")
 
 
-def zoo() -> dict[str, tuple[Callable, list[type]]]:
+def zoo() -> dict[str, Loss]:
     """Every loss by the name of its function: the function and its modules."""
     exported = [getattr(losses, name) for name in losses.__all__]
-    modules = [value for value in exported if isinstance(value, type)]
+    modules = [value for value in exported if isinstance(value, type) and issubclass(value, LossModule)]
     functions = [value for value in exported if hasattr(value, "spec")]
     return {f.__name__: (f, [m for m in modules if m.function is f]) for f in functions}
 
@@ -39,7 +44,7 @@ def print_list() -> None:
 def show(name: str, device: str | None) -> None:
     """Print a loss's signatures and documentation; with a device, as a comment above its kernels."""
     function, modules = find(name)
-    calls = [function, *modules]
+    calls: list[Any] = [function, *modules]
     text = (
         "\n".join(f"losszoo.{call.__name__}{inspect.signature(call)}" for call in calls)
         + f"\n\n{inspect.getdoc(function)}\n"
@@ -52,7 +57,7 @@ def show(name: str, device: str | None) -> None:
         print(source.text)
 
 
-def find(name: str) -> tuple[Callable, list[type]]:
+def find(name: str) -> Loss:
     """The loss whose function or module has this name."""
     losses_by_name = zoo()
     by_name = {

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from losszoo.codegen.kernel import Form, Kernel, Tiling
 from losszoo.ir.expr import Type
-from losszoo.jit import Source
+from losszoo.jit import Buildable, Language
 from losszoo.spec.declare import Spec
 
 # A loss's kernels as a reader would meet them: rows of a thousand classes, a few dozen columns, packed items.
 LOWERINGS = {
-    True: {"rows": Tiling(4, 4, threads=512), "columns": Tiling(2, 4)},
+    True: {"rows": Tiling(4, 8, group=32, held=True, full=7, threads=128), "columns": Tiling(4, 5)},
     False: {"items": Tiling(1, 2)},
 }
 
 
-def sources(spec: Spec, language: str) -> list[Source]:
+def sources(spec: Spec, language: Language) -> list[Buildable]:
     """The text of a loss's kernels in float32, one a lowering, as built for a call with its defaults."""
     choice = spec.default_choice()
     traced = spec.trace(choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from losszoo.codegen.printer import C_TYPE, Scope, needed
 from losszoo.codegen.storage import STORAGE
@@ -99,20 +99,20 @@ class _Printed:
         for node in topological(self.roots):
             level[node] = max((level[a] for a in node.args), default=0) + (node.op in SLOW and node.extent is Extent.ITEM)
         defined = [{"c": i["value"], "name": c["name"]} for i in self.singles for c in i["components"]]
-        steps = []
+        steps: list[dict[str, Any]] = []
         for step in range(1, max(1, *level.values()) + 1):
             known = set(self.item.names)
-            lines = self.item.emit(self.roots, lambda node, step=step: level[node] <= step)
+            lines = self.item.emit(self.roots, lambda node, step=step: level[node] <= step)  # type: ignore[misc]
             defined += [{"c": C_TYPE[n.type], "name": t} for n, t in self.item.names.items() if n not in known]
             steps.append({"lines": lines, "defines": defined})
             defined = []
-        for i, step in enumerate(steps):
+        for i, printed in enumerate(steps):
             outputs = [self.item.text(n) for n in self.plan.outputs.values()] if i == len(steps) - 1 else []
             earlier = [d for s in steps[:i] for d in s["defines"]] + [{"c": "R", "name": "upstream"}] * self.backward
-            step["reads"] = _used(earlier, [*step["lines"], *outputs])
-        for i, step in enumerate(steps):
+            printed["reads"] = _used(earlier, [*printed["lines"], *outputs])
+        for i, printed in enumerate(steps):
             later = {d["name"] for s in steps[i + 1 :] for d in s["reads"]}
-            step["keeps"] = [d for d in step.pop("defines") if d["name"] in later]
+            printed["keeps"] = [d for d in printed.pop("defines") if d["name"] in later]
         return steps
 
     def _first_loads(self, last: Iterable[str] = ()) -> list[str]:
@@ -139,7 +139,7 @@ class _Printed:
         along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
         self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
         self.text["first_loads"] = self._first_loads(self.text["loads"])
-        self.grads = []
+        self.grads: list[dict[str, Any]] = []
         outputs = iter(self.plan.outputs.values())
         for name in self.kernel.form.wrt:
             row = self.kernel.traced.leaves[name][0].extent is Extent.CLASS

@@ -11,7 +11,7 @@ from losszoo.codegen.render import Rendered
 from losszoo.codegen.storage import STORAGE
 from losszoo.ir.expr import Extent, Type
 from losszoo.ir.schedule import Program, program
-from losszoo.jit import Source
+from losszoo.jit import Buildable, Language
 from losszoo.spec.declare import Choice, Spec, Traced
 from losszoo.spec.operands import Row
 
@@ -123,7 +123,7 @@ class Kernel:
     def packer(self) -> struct.Struct:
         return struct.Struct("@" + "".join(f.code for f in self.fields) + "0q")
 
-    def source(self, language: str) -> Source:
+    def source(self, language: Language) -> Buildable:
         """The source in a language. The same kernel gives the same bytes in every process."""
         return Rendered(self.spec.name, language, context(self, language))
 

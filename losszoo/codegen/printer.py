@@ -17,7 +17,7 @@ class Scope:
     def __init__(self, names: Mapping[Node, str], extent: Extent, parent: Scope | None = None) -> None:
         self.names: dict[Node, str] = dict(parent.names if parent else {}) | dict(names)
         self.extent = extent
-        self.count = parent.count if parent else 0
+        self.count: int = parent.count if parent else 0
 
     def inner(self, extent: Extent, names: Mapping[Node, str] | None = None) -> Scope:
         return Scope(names or {}, extent, self)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from losszoo import paths
+from losszoo.jit import Language
 
 TEMPLATES = {"cpp": "cpu/{lowering}.cpp.j2", "cuda": "cuda/{lowering}.cu.j2"}
 
@@ -20,7 +21,7 @@ class Rendered:
     """
 
     name: str
-    language: str
+    language: Language
     context: dict
 
     @cached_property

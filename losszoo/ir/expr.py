@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Any
 
 
 class Extent(IntEnum):
@@ -28,7 +29,7 @@ class Node:
 
     op: str
     args: tuple[Node, ...]
-    attr: object
+    attr: Any  # of a constant its value; of a leaf its name, or what the leaf is of
     type: Type
     extent: Extent
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from losszoo.ir.expr import Node, topological
 from losszoo.ir.primitives import TABLE
@@ -19,12 +20,12 @@ class Frozen(dict):
     """
 
 
-def evaluate(torch, roots: Sequence[Node], leaves: Mapping[Node, object], frozen: Frozen | None = None) -> list:
+def evaluate(torch, roots: Sequence[Node], leaves: Mapping[Node, Any], frozen: Frozen | None = None) -> list:
     """The roots' values. `leaves` gives each leaf's tensor, all of one floating dtype, and `classes` an int tensor."""
     reference = next(iter(leaves.values()))
     real_dtype = next((t.dtype for t in leaves.values() if t.is_floating_point()), torch.float64)
     table = SimpleNamespace(**{name: getattr(torch, name) for name in _USED}, real=real_dtype, inf=float("inf"))
-    values: dict[Node, object] = {}
+    values: dict[Node, Any] = {}
     for node in topological(roots):
         if node in leaves:
             value = leaves[node]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from losszoo.ir import build as b
 from losszoo.ir.algebra import canonical
@@ -17,7 +18,7 @@ class Plan:
     """One kernel: passes that fold the row, then values an item, then (backward) values a class."""
 
     passes: tuple[tuple[Accumulator, ...], ...]
-    outputs: Mapping[object, Node]  # by name; the backward's by the leaf whose gradient it is
+    outputs: Mapping[Any, Node]  # by name; the backward's by the leaf whose gradient it is
     state: tuple[Node, ...]  # reductions written by the forward, read by the backward
 
     def nodes(self) -> list[Node]:

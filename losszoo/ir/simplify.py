@@ -93,7 +93,7 @@ def _mul(a: Node, b: Node) -> Node | None:
         if x.op == "neg":
             return _again("neg", _again("mul", x.args[0], y))
     for x, y in ((a, b), (b, a)):
-        if (masked := _inside(x, lambda value, y=y: _again("mul", value, y))) is not None:
+        if (masked := _inside(x, lambda value, y=y: _again("mul", value, y))) is not None:  # type: ignore[misc]
             return masked
     return None
 

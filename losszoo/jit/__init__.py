@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from losszoo.jit.build import build, load
-from losszoo.jit.toolchains import Cpp, Language, Nvcc, Nvrtc, Source, Toolchain, find_toolchain
+from losszoo.jit.toolchains import Buildable, Cpp, Language, Nvcc, Nvrtc, Source, Toolchain, find_toolchain
 
-__all__ = ["Cpp", "Language", "Nvcc", "Nvrtc", "Source", "Toolchain", "build", "find_toolchain", "load"]
+__all__ = ["Buildable", "Cpp", "Language", "Nvcc", "Nvrtc", "Source", "Toolchain", "build", "find_toolchain", "load"]

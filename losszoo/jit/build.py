@@ -10,10 +10,10 @@ from pathlib import Path
 from losszoo import paths
 from losszoo.errors import CacheError
 from losszoo.jit.cache import SCHEMA, fetch
-from losszoo.jit.toolchains import Source, Toolchain, find_toolchain
+from losszoo.jit.toolchains import Buildable, Language, Toolchain, find_toolchain
 
 
-def build(source: Source, arch: str | None = None, toolchain: Toolchain | None = None) -> Path:
+def build(source: Buildable, arch: str | None = None, toolchain: Toolchain | None = None) -> Path:
     """The compiled artefact of `source`: a shared library for cpp, a cubin for cuda (`arch` such as "sm_90").
 
     It is compiled at most once a cache. Raises ToolchainMissing, CompileError or CacheError.
@@ -43,10 +43,10 @@ def load(library: Path) -> ctypes.CDLL:
         ) from error
 
 
-_EXPECTED_ARCH = {"cpp": "None (this machine)", "cuda": 'an architecture such as "sm_90"'}
+_EXPECTED_ARCH: dict[Language, str] = {"cpp": "None (this machine)", "cuda": 'an architecture such as "sm_90"'}
 
 
-def _digest(source: Source, arch: str | None, toolchain: Toolchain) -> str:
+def _digest(source: Buildable, arch: str | None, toolchain: Toolchain) -> str:
     """Everything that decides the artefact's bytes; length-prefixed, so that no two lists of parts read the same."""
     digest = hashlib.sha256()
     for part in (str(SCHEMA), source.identity, _headers_digest(), *toolchain.flags, toolchain.identity, arch or ""):

@@ -94,6 +94,7 @@ def _escaped(text: str, letters: str = "") -> str:
 
 def _compiler() -> Cpp:
     compiler = find_toolchain("cpp")
+    assert isinstance(compiler, Cpp)
     if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
         raise ToolchainMissing("no Python.h: install the headers of this Python (apt install python3-dev)")
     return compiler

@@ -37,6 +37,22 @@ class Source:
         return self.text
 
 
+class Buildable(Protocol):
+    """What can be built: a Source, or what has its text only when it is asked for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def language(self) -> Language: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
 class Toolchain(Protocol):
     """A compiler. It turns `kernel.<source_suffix>` in a directory into `kernel.<suffix>` beside it.
 

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Call:
     def rows(self) -> int:
         return math.prod(self.shape)
 
-    def with_operands(self, operands: Mapping[str, Tensor], **changes: object) -> Call:
+    def with_operands(self, operands: Mapping[str, Tensor], **changes: Any) -> Call:
         """The same call of other tensors; of none, it keeps no memory."""
         return replace(self, operands=operands, normalizer=None, **changes)
 
@@ -56,8 +57,8 @@ def describe(value: object) -> str:
 
 
 def check(
-    spec: Spec, operands: tuple, parameters: tuple, statics: tuple, ignore_index: object, reduction: object, weight: object,
-    normalizer: object, output: str = "loss",
+    spec: Spec, operands: tuple, parameters: tuple, statics: tuple, ignore_index: Any, reduction: Any, weight: object,
+    normalizer: Any, output: str = "loss",
 ) -> Call:  # fmt: skip
     """Turn the arguments of a public function into a Call, or raise TypeError or ValueError."""
     numbers_, present = check_options(spec, parameters, statics, ignore_index, reduction)

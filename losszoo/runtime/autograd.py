@@ -10,6 +10,7 @@ from torch import Tensor
 
 from losszoo import jit
 from losszoo.errors import FallbackWarning, ToolchainMissing
+from losszoo.jit import Language
 from losszoo.runtime import interpret, kernels
 from losszoo.runtime.arguments import Call
 
@@ -84,7 +85,8 @@ class _Function(torch.autograd.Function):
 @cache
 def compiled(device_type: str) -> bool:
     """Whether kernels can be built for a device; says so once where they cannot."""
-    language = {"cpu": "cpp", "cuda": "cuda"}.get(device_type)
+    languages: dict[str, Language] = {"cpu": "cpp", "cuda": "cuda"}
+    language = languages.get(device_type)
     if language is None:
         warnings.warn(f"losszoo has no kernels for {device_type} devices; its losses run in the interpreter", FallbackWarning, stacklevel=4)
         return False

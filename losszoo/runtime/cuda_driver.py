@@ -107,7 +107,7 @@ class Function:
         self._raising = threading.Lock()
 
     @property
-    def handles(self) -> dict[str, int]:
+    def handles(self) -> dict[str, int | None]:
         """What the native runtime launches it by."""
         return {"function": self._handle.value, "context": self._context.value, "follows": bool(self._attributes)}
 

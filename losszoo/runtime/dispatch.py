@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def while_tracing(function: Callable) -> Callable:
 
     Without the import of all of torch.compile, which takes as long as that of torch.
     """
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
@@ -44,9 +45,10 @@ def checker(spec: Spec, output: str) -> Callable[..., Call]:
     numbers = operands + len(spec.parameters)
     statics = numbers + len(spec.statics)
 
-    def checked(*arguments: object) -> Call:
+    def checked(*arguments: Any) -> Call:
         groups = arguments[:operands], arguments[operands:numbers], arguments[numbers:statics]
-        return check(spec, *groups, *arguments[statics:], output)
+        ignore_index, reduction, weight, normalizer = arguments[statics:]
+        return check(spec, *groups, ignore_index, reduction, weight, normalizer, output)
 
     return checked
 

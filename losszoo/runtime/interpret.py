@@ -22,7 +22,7 @@ def forward(call: Call, operands: dict[str, Tensor], frozen: Frozen | None = Non
         loss, counts = evaluate(torch, [traced.outputs["loss"], traced.outputs["counts"]], leaves, frozen)
         loss, counts = (v.expand(call.rows, 1) for v in (loss, counts))
         ignored, stray = _label_masks(call, operands)
-        if ignored is not None:
+        if ignored is not None and stray is not None:
             loss = torch.where(ignored, 0, torch.where(stray, torch.nan, loss))
             counts = torch.where(ignored, 0, counts)
         if call.reduction == "none":
@@ -95,7 +95,7 @@ def _label_masks(call: Call, operands: dict[str, Tensor]) -> tuple[Tensor | None
         out = (label < 0) | (label >= call.classes)
         ignored = skip if ignored is None else ignored | skip
         stray = out if stray is None else stray | out
-    if stray is not None:
+    if ignored is not None and stray is not None:
         stray = stray & ~ignored
         if stray.device.type == "cpu" and stray.any():
             raise_stray(call, int(stray.nonzero()[0, 0]))

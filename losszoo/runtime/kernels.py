@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Prepared:
 
     def __init__(self, call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...]) -> None:
         self.call, self.device = call, operands[call.differentiable[0]].device
-        self.values: dict[str, int | float] = {
+        self.values: dict[str, Any] = {
             "rows": call.rows, "classes": call.classes, "inner": 1, "mean": int(call.reduction == "mean"),
             "ignore_index": call.ignore_index,
         }  # fmt: skip
@@ -51,8 +52,9 @@ class Prepared:
         for name in call.spec.trace(call.choice).leaves:
             value, kind = operands[name], call.kinds[name]
             if kind is Row:
-                value, self.layout, outer, step = walkable(value, self.layout)
-                self.values |= {f"s_{name}_outer": outer, f"s_{name}_class": step, "inner": self.layout.inner}
+                value, layout, outer, step = walkable(value, self.layout)
+                self.layout = layout
+                self.values |= {f"s_{name}_outer": outer, f"s_{name}_class": step, "inner": layout.inner}
             elif kind in (ClassWeight, Scalar):
                 value = value.to(call.real).contiguous()
                 if kind is ClassWeight and value.data_ptr() % VECTOR:
@@ -89,9 +91,9 @@ class Prepared:
         width = VECTOR // min(value.element_size() for _, value in rows)
         # Where each operand's rows begin and how far apart things lie, in values. Gradients begin at multiples of 16 bytes, packed.
         begins = {v.data_ptr() // v.element_size() for _, v in rows} | ({0} if self.wrt else set())
-        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} if call.rows > self.layout.inner else set()
+        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} if call.rows > self.values["inner"] else set()
         if self.lowering == "columns":
-            strides |= {call.rows, self.layout.inner} | {self.values[f"s_{name}_class"] for name, _ in rows if call.classes > 1}
+            strides |= {call.rows, self.values["inner"]} | {self.values[f"s_{name}_class"] for name, _ in rows if call.classes > 1}
             while any(v % width for v in begins | strides):
                 width //= 2
             return tiling.columns(call.rows, call.classes, width, len(rows), processors)
@@ -107,7 +109,7 @@ class Prepared:
         if self.call.kinds[name] is Row:
             grad = empty_rows(operand, self.lowering)
             step = grad.stride(class_axis(grad.ndim))
-            outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.layout.inner
+            outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.values["inner"]
             self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
         else:
             grad = memory.empty(operand.shape, operand.dtype, operand.device)
@@ -140,14 +142,13 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
     Two tensors: the user may write to the loss.
     """
     call, device = prepared.call, prepared.device
-    options = {"dtype": call.real, "device": device}
+    options: dict[str, Any] = {"dtype": call.real, "device": device}
     reduced = call.reduction != "none"
-    loss = None if reduced else memory.empty(call.shape, **options)
-    total = torch.empty((), **options) if reduced else None
+    loss = torch.empty((), **options) if reduced else memory.empty(call.shape, **options)
     kept = torch.empty(states(prepared) * keep + int(reduced), **options)
     state, denominator = _parts(prepared, kept, keep)
-    outputs = {"loss": loss, "total": total, "denominator": denominator, "state": state, "normalizer": call.normalizer}
-    if device.type == "cuda":
+    outputs = {"total" if reduced else "loss": loss, "denominator": denominator, "state": state, "normalizer": call.normalizer}
+    if prepared.shape:
         if os.environ.get("LOSSZOO_CHECK") == "1":
             check_labels(call)
         partial = torch.empty(2 * prepared.shape.forward.grid, dtype=torch.float64, device=device) if reduced else None
@@ -159,7 +160,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
         prepared.run("forward", partial=partial, status=status, **outputs)
         if prepared.kernel.labels and (row := int(status[0])) >= 0:
             raise_stray(call, row)
-    return (total if reduced else loss), kept
+    return loss, kept
 
 
 def _counter(device: torch.device) -> int:
@@ -194,7 +195,7 @@ class _Cpu:
 
     def __init__(self, kernel: Kernel) -> None:
         library = jit.load(jit.build(kernel.source("cpp")))
-        self.functions = {name: getattr(library, name) for name in ("forward", "backward", "finish")}
+        self.functions: dict[str, Any] = {name: getattr(library, name) for name in ("forward", "backward", "finish")}
 
     def run(self, direction: str, prepared: Prepared) -> None:
         args = ctypes.create_string_buffer(prepared.pack())
@@ -215,7 +216,7 @@ class _Cuda:
                 f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
             )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
-        self.functions = {name: module.function(name) for name in ("forward", "backward")}
+        self.functions: dict[str, Any] = {name: module.function(name) for name in ("forward", "backward")}
 
     def run(self, direction: str, prepared: Prepared) -> None:
         stream = torch.cuda.current_stream(prepared.device).cuda_stream

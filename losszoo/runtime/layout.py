@@ -73,6 +73,7 @@ def walkable(x: Tensor, like: Rows | None = None) -> tuple[Tensor, Rows, int, in
     if found is None or (like is not None and found[0] != like):
         x = copied(x, like.lowering if like else "columns" if x.ndim > 2 else "rows")
         found = row_layout(x)
+        assert found is not None  # for a copy
         if like is not None and found[0] != like:  # one row or one class: both layouts are the same memory
             step = x.stride(class_axis(x.ndim))
             found = (like, found[1], step)

@@ -35,7 +35,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
         return torch.empty(shape, dtype=dtype, device=device)
     block = _take(size)
     owner = (ctypes.c_char * size).from_address(block.data_ptr())
-    owner.block = block  # the tensor's storage keeps `owner`, and that the memory, also when Python ends before the tensor does
+    # The tensor's storage keeps `owner`, and that the memory, also when Python ends before the tensor does.
+    owner.block = block  # type: ignore[attr-defined]
     weakref.finalize(owner, _give_back, block).atexit = False
     return torch.frombuffer(owner, dtype=dtype).resize_(shape)  # which view() would make a view, with a view's rules for autograd
 

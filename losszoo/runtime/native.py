@@ -50,7 +50,9 @@ def settled() -> bool:
 
 def wait() -> ModuleType:
     """The runtime, built here and now if it must be. Raises what keeps it from being built."""
-    return _runtime or _settle(extension.build, give_up=False)
+    found = _runtime or _settle(extension.build, give_up=False)
+    assert found is not None  # or it has raised
+    return found
 
 
 def _settle(find: Callable[[], Path | None], give_up: bool = True) -> ModuleType | None:
@@ -68,7 +70,7 @@ def _settle(find: Callable[[], Path | None], give_up: bool = True) -> ModuleType
 
 def _load(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(extension.NAME, str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(extension.NAME, loader))
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(extension.NAME, loader, origin=str(path)))
     loader.exec_module(module)
     module.use(counters.slot, cuda_driver.stream_handle)
     return module

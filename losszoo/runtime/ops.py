@@ -15,7 +15,7 @@ from torch import Tensor
 from losszoo.codegen.kernel import scheduled
 from losszoo.runtime import autograd
 from losszoo.runtime.arguments import Call, check
-from losszoo.runtime.layout import empty_rows, walkable
+from losszoo.runtime.layout import Rows, empty_rows, walkable
 from losszoo.spec.declare import Spec
 from losszoo.spec.operands import Row, Scalar
 
@@ -34,7 +34,8 @@ def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
         arguments, traced = arguments[: options + 4], arguments[options + 4 :]
         values = tuple(v if t is None else number(t) for v, t in zip(arguments[operands:numbers], traced, strict=True))
         chosen = tuple(s.choices[i] for s, i in zip(spec.statics, arguments[numbers:options], strict=True))
-        call = check(spec, tuple(arguments[:operands]), values, chosen, *arguments[options:], output)
+        ignore_index, reduction, weight, normalizer = arguments[options:]
+        call = check(spec, tuple(arguments[:operands]), values, chosen, ignore_index, reduction, weight, normalizer, output)
         return call, tuple(spec.operands[i].name for i, wanted in zip(differentiable, wrt, strict=True) if wanted)
 
     def forward(*arguments):
@@ -156,10 +157,11 @@ def _memory(call: Call, name: str) -> Tensor:
     """Memory for a gradient, laid out as the kernels do."""
     if call.kinds[name] is not Row:
         return call.operands[name].new_empty(call.operands[name].shape)
-    layout = None
+    layout: Rows | None = None
     for row, kind in call.kinds.items():
         if kind is Row:
             _, layout, *_ = walkable(call.operands[row], layout)
+    assert layout is not None  # `name` is a Row
     return empty_rows(call.operands[name], layout.lowering)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def plan(call: Call, given: list[object]) -> dict[str, object] | None:
     }  # fmt: skip
 
 
-def _operand(prepared: kernels.Prepared, name: str, given: object) -> tuple[Tensor | None, bool] | None:
+def _operand(prepared: kernels.Prepared, name: str, given: Any) -> tuple[Tensor | None, bool] | None:
     """How the runtime reads an operand: a tensor of the type it converts to, or None; and whether the backward keeps what it read."""
     tensor, kind = prepared.call.operands[name], prepared.call.kinds[name]
     real = torch.empty(0, dtype=prepared.call.real)
@@ -108,7 +109,7 @@ def _launches(prepared: kernels.Prepared, patches: list[tuple[int, int, int]]) -
     }
 
 
-def _node_name(name: str) -> str:
+def _node_name(name: str) -> bytes:
     return ("".join(word.capitalize() for word in name.split("_")) + "Backward").encode()
 
 

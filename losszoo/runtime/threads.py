@@ -32,12 +32,16 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
         call(args, begin, min(begin + grain, count))
 
 
+def source() -> Source:
+    """Of the C launcher."""
+    return Source("parallel_for", "cpp", (paths.csrc() / "parallel.cpp").read_text(encoding="utf-8"))
+
+
 @cache
 def launcher() -> Any:
     """The C launcher, or None where torch brings no OpenMP to share."""
-    source = Source("parallel_for", "cpp", (paths.csrc() / "parallel.cpp").read_text(encoding="utf-8"))
     try:
-        launch = ctypes.CDLL(str(build(source))).losszoo_parallel_for
+        launch = ctypes.CDLL(str(build(source()))).losszoo_parallel_for
     except (ToolchainMissing, CompileError, OSError):
         return None
     launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from losszoo.errors import SpecError
 from losszoo.ir import build as b
@@ -123,7 +124,8 @@ class Spec:
         kinds = [((None,) if o.optional and o.kinds != (Scalar,) else ()) + o.kinds for o in self.operands]
         present = [(False, True) if p.fixed else (True,) for p in self.parameters]
         statics = [s.choices for s in self.statics]
-        return [Choice(*c) for c in itertools.product(*(list(itertools.product(*x)) for x in (kinds, statics, present)))]
+        every = itertools.product(itertools.product(*kinds), itertools.product(*statics), itertools.product(*present))
+        return [Choice(*choice) for choice in every]
 
     def trace(self, choice: Choice) -> Traced:
         if choice not in self._traces:
@@ -131,13 +133,14 @@ class Spec:
         return self._traces[choice]
 
     def _trace(self, choice: Choice) -> Traced:
-        statics = dict(zip((s.name for s in self.statics), choice.statics, strict=True))
+        statics: dict[str, Any] = dict(zip((s.name for s in self.statics), choice.statics, strict=True))
         box_format = statics.pop("box_format", FORMATS[0])
         arguments: dict[str, object] = dict(statics)
         leaves: dict[str, tuple[Node, ...]] = {}
         for operand, kind in zip(self.operands, choice.kinds, strict=True):
             if kind is None:
-                arguments[operand.name] = Expr(const(float(operand.default)))
+                assert operand.default is not None  # or it could not be left out
+                arguments[operand.name] = Expr(const(operand.default))
                 continue
             leaves[operand.name] = nodes = kind.leaves(operand.name)
             if kind is Box:
@@ -222,12 +225,19 @@ def declare(function: Callable, reduction: str) -> Spec:
         signature = inspect.signature(function, eval_str=True)
     except Exception as error:
         raise refuse(f"its annotations do not evaluate: {type(error).__name__}: {error}") from error
-    operands, parameters, statics = [], [], []
+    operands: list[Operand] = []
+    parameters: list[Parameter] = []
+    statics: list[StaticArgument] = []
     for p in signature.parameters.values():
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             raise refuse(f"argument {p.name!r}: only plain and keyword-only arguments are possible")
         argument = _argument(p, refuse)
-        (operands if isinstance(argument, Operand) else parameters if isinstance(argument, Parameter) else statics).append(argument)
+        if isinstance(argument, Operand):
+            operands.append(argument)
+        elif isinstance(argument, Parameter):
+            parameters.append(argument)
+        else:
+            statics.append(argument)
     kinds = {kind for o in operands for kind in o.kinds}
     if any(kind is Box for kind in kinds):
         statics.append(StaticArgument("box_format", FORMATS, FORMATS[0]))

@@ -12,35 +12,6 @@ from losszoo.ir.expr import CLASSES, POSITION, SMALLEST, Extent, Node, Type, con
 pi = math.pi
 
 
-class Expr:
-    """A value that the kernel will compute. Python can calculate with it, but not look at it."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    def __repr__(self) -> str:
-        return f"Expr({self.node!r})"
-
-    def __bool__(self) -> bool:
-        raise SpecError("a symbolic value has no truth value while the spec is traced: use where(condition, a, b), & , | and ~")
-
-    def __float__(self) -> float:
-        raise SpecError("a symbolic value is no Python number: use the functions of losszoo.spec, not those of math or numpy")
-
-    __int__ = __index__ = __float__
-    __iter__ = None
-
-    def __getitem__(self, index: object) -> Expr:
-        label = _node(index)
-        if label.op == "const" and (label.attr < 0 or label.attr != int(label.attr)):
-            raise SpecError(f"x[{label.attr}]: a class is a whole number from 0 on")
-        if label.extent is Extent.CLASS:
-            raise SpecError("x[y] takes one class a row: the index varies along the class axis")
-        return Expr(b.pick(self.node, label))
-
-
 def _node(value: object) -> Node:
     if isinstance(value, Expr):
         return value.node
@@ -75,19 +46,54 @@ def _truth(value: object) -> Node:
     return node
 
 
-Expr.__add__, Expr.__radd__ = _operator("add")
-Expr.__sub__, Expr.__rsub__ = _operator("sub")
-Expr.__mul__, Expr.__rmul__ = _operator("mul")
-Expr.__truediv__, Expr.__rtruediv__ = _operator("div", _real)
-Expr.__pow__, Expr.__rpow__ = _operator("pow", _real)
-Expr.__lt__, Expr.__gt__ = _operator("lt")[0], _operator("gt")[0]
-Expr.__le__, Expr.__ge__ = _operator("le")[0], _operator("ge")[0]
-Expr.__eq__, Expr.__ne__ = _operator("eq")[0], _operator("ne")[0]
-Expr.__and__, Expr.__rand__ = _operator("and", _truth)
-Expr.__or__, Expr.__ror__ = _operator("or", _truth)
-Expr.__neg__ = lambda self: Expr(b.neg(_number(self)))
-Expr.__invert__ = lambda self: Expr(b.apply("not", _truth(self)))
-Expr.__abs__ = lambda self: abs(self)
+class Expr:
+    """A value that the kernel will compute. Python can calculate with it, but not look at it."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"Expr({self.node!r})"
+
+    def __bool__(self) -> bool:
+        raise SpecError("a symbolic value has no truth value while the spec is traced: use where(condition, a, b), & , | and ~")
+
+    def __float__(self) -> float:
+        raise SpecError("a symbolic value is no Python number: use the functions of losszoo.spec, not those of math or numpy")
+
+    __int__ = __index__ = __float__
+    __iter__ = None
+
+    def __getitem__(self, index: object) -> Expr:
+        label = _node(index)
+        if label.op == "const" and (label.attr < 0 or label.attr != int(label.attr)):
+            raise SpecError(f"x[{label.attr}]: a class is a whole number from 0 on")
+        if label.extent is Extent.CLASS:
+            raise SpecError("x[y] takes one class a row: the index varies along the class axis")
+        return Expr(b.pick(self.node, label))
+
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub")
+    __mul__, __rmul__ = _operator("mul")
+    __truediv__, __rtruediv__ = _operator("div", _real)
+    __pow__, __rpow__ = _operator("pow", _real)
+    __lt__, __gt__ = _operator("lt")[0], _operator("gt")[0]
+    __le__, __ge__ = _operator("le")[0], _operator("ge")[0]
+    __eq__, __ne__ = _operator("eq")[0], _operator("ne")[0]
+    __hash__ = object.__hash__
+    __and__, __rand__ = _operator("and", _truth)
+    __or__, __ror__ = _operator("or", _truth)
+
+    def __neg__(self) -> Expr:
+        return Expr(b.neg(_number(self)))
+
+    def __invert__(self) -> Expr:
+        return Expr(b.apply("not", _truth(self)))
+
+    def __abs__(self) -> Expr:
+        return abs(self)
 
 
 def _function(op: str, formula: str) -> Callable[..., Expr]:

@@ -47,6 +47,7 @@ def test_an_old_driver_gives_one_clear_message(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
     monkeypatch.setattr(cuda_driver, "_primary_context", lambda device: None)
     monkeypatch.setattr(cuda_driver, "arch", lambda device: "sm_90")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     (tmp_path / "kernel.cubin").write_bytes(b"")
     with pytest.raises(
         DriverError,

@@ -48,6 +48,9 @@ def in_children(count, work):
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
 """
 
+# Coverage is no part of the situation: it would speak on stderr of paths that it cannot write down.
+UNWANTED = ("CXX", "XDG_CACHE_HOME", "COVERAGE_PROCESS_START")
+
 Python = Callable[..., subprocess.CompletedProcess]
 
 
@@ -58,7 +61,7 @@ def python(tmp_path: Path) -> Python:
     def run(script: str, *flags: str, arguments: tuple = (), program: str = "-c", **environment: object) -> subprocess.CompletedProcess:
         command = [sys.executable, *flags, program, script, *map(str, arguments)]
         given = {"PYTHONPATH": ROOT, "LOSSZOO_CACHE_DIR": tmp_path / "cache", **environment}
-        kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "XDG_CACHE_HOME")}
+        kept = {name: value for name, value in os.environ.items() if name not in UNWANTED}
         return subprocess.run(
             command, env=kept | {name: str(value) for name, value in given.items()}, cwd=tmp_path, capture_output=True, text=True
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-import losszoo
+from losszoo import losses
 from losszoo.losses.demo.classify import classify
 from losszoo.losses.demo.data import digits
 from losszoo.losses.demo.locate import locate
@@ -19,7 +19,7 @@ def run(out: Path, epochs: int = 30, steps: int = 400, rounds: int = 9) -> None:
     training, held_out = digits()
 
     print("1. A classifier of handwritten digits, label-smoothed cross-entropy", flush=True)
-    ours = classify("losszoo", losszoo.LabelSmoothingCrossEntropy(label_smoothing=0.1), training, held_out, epochs)
+    ours = classify("losszoo", losses.LabelSmoothingCrossEntropy(label_smoothing=0.1), training, held_out, epochs)
     torchs = classify("torch", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), training, held_out, epochs)
     print(f"   held-out accuracy   losszoo {ours.accuracy:.2%}   torch {torchs.accuracy:.2%}")
     print(f"   largest difference of the loss curves   {max(abs(a - b) for a, b in zip(ours.curve, torchs.curve)):.1e}")
@@ -27,7 +27,7 @@ def run(out: Path, epochs: int = 30, steps: int = 400, rounds: int = 9) -> None:
     print("\n2. A localiser that finds a digit on a larger canvas", flush=True)
     localisers = {
         name: locate(name, loss, training, held_out, steps)
-        for name, loss in (("CIoU", losszoo.CIoULoss()), ("WIoU v3", losszoo.WIoULoss(version=3)))
+        for name, loss in (("CIoU", losses.CIoULoss()), ("WIoU v3", losses.WIoULoss(version=3)))
     }
     print(
         "   mean IoU on held-out digits   " + "   ".join(f"{name} {r.iou.mean():.3f}" for name, r in localisers.items())

@@ -21,7 +21,8 @@ def draw(path: Path, ours: Classifier, torchs: Classifier, localisers: dict[str,
     """Write the PNG."""
     figure = Figure(figsize=(13, 9), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    curves, gallery = figure.subfigures(2, 1, height_ratios=(1, 1.15))
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.15))
+    curves, gallery = parts
     agreement, difference, boxes = curves.subplots(1, 3)
 
     agreement.plot(
