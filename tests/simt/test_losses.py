@@ -16,6 +16,7 @@ from losszoo.runtime import kernels, tiling
 from losszoo.testing import interpreted
 from tests import simt
 from tests.losses import oracle
+from tests.simt import driver
 from tests.simt.run import checked, run
 from tests.strategies import (
     BF16,
@@ -145,6 +146,14 @@ def plain_calls():
                 for layout in ("contiguous", "offset", "padded"):
                     x, labels = torch.empty(rows, classes, dtype=dtype), torch.zeros(rows, dtype=torch.int64)
                     yield Call({"input": x, "target": x if soft else labels}, {}, ("input",), {"input": layout})
+
+
+def test_a_kernel_is_built_anew_for_the_other_mode():
+    call = row_call("cross_entropy", (F32, None, False, False, False, False), (2, 3), 0)
+    for mode in ("races", "address", "races"):
+        run(losszoo.cross_entropy, call, mode=mode)
+        program = next(reversed(driver._programs))
+        assert (b"__asan_init" in program.read_bytes()) == (mode == "address")
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
