@@ -27,7 +27,7 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
     yield PRESENT["rows"](count, classes, width, skewed, operands, processors)
     for in_flight in (2, 4, 8):
         team = power_of_two(-(-vectors // in_flight))
-        full = 0 if skewed else min(in_flight, classes // (width * team))
+        full = min(in_flight, classes // (width * team))
         if 2 <= team <= 32:
             for resident in (512, 768, 1024):
                 held = Tiling(width, in_flight, team, True, full, False, skewed, 128)
@@ -48,9 +48,10 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
 
 def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
     yield PRESENT["columns"](count, classes, width, operands, processors)
-    for wide, in_flight in ((1, 10), (1, 20), (2, 5), (2, 10), (4, 5)):
-        for resident in (512, 1024) if width % wide == 0 else ():
-            yield shape(Tiling(wide, in_flight, threads=256), -(-count // (256 * wide)), 256, processors * (resident // 256))
+    for wide, in_flight in itertools.product((1, 2, 4), (3, 5, 10, classes)):
+        for resident in (512, 1024) if width % wide == 0 and in_flight <= 32 else ():
+            held = Tiling(wide, in_flight, held=in_flight == classes, threads=256)
+            yield shape(held, -(-count // (256 * wide)), 256, processors * (resident // 256))
 
 
 def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:

@@ -106,7 +106,6 @@ struct Total {
 // thread of every block calls it. The counter is 0 again when the kernel is done.
 template <class R, class Args>
 LZ_FN void finish(const Args& a, const Tally<R>& tally) {
-  if (!a.total) return;
   int phase = 0;
   Total all(tally);
   block_join<double>(all, phase);
@@ -115,12 +114,10 @@ LZ_FN void finish(const Args& a, const Tally<R>& tally) {
     if (threadIdx.x == 0) {
       a.partial[2 * blockIdx.x] = all.loss;
       a.partial[2 * blockIdx.x + 1] = all.count;
-      __threadfence();
-      last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
+      last = ptx::arrive(a.counter) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last) return;
-    __threadfence();
     all = Total();
     for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x)
       all.add(__ldcg(a.partial + 2 * block), __ldcg(a.partial + 2 * block + 1));
@@ -182,10 +179,11 @@ struct Chunk {
     }
   }
 
-  // Those that are classes of the row; the others stay as they are.
+  // Those that are classes of the row; the others stay as they are, or become what is there where the operand goes on before and after
+  // the row.
   template <bool ALIGNED, bool SKEWED, class Index>
-  LZ_METHOD void fetch(const T* row, Index base, Index classes) {
-    if (base >= 0 && base + N <= classes) {
+  LZ_METHOD void fetch(const T* row, Index base, Index classes, bool before, bool after) {
+    if ((base >= 0 || before) && (base + N <= classes || (after && base < classes))) {
       fetch<ALIGNED>(row + base);
     } else if constexpr (SKEWED) {
 #pragma unroll

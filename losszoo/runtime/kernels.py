@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from losszoo import jit
-from losszoo.codegen.kernel import Form, Kernel, Tiling
+from losszoo.codegen.kernel import Form, Kernel
 from losszoo.errors import CaptureError
 from losszoo.runtime import counters, cuda_driver, memory, threads, tiling
 from losszoo.runtime.arguments import Call
@@ -39,7 +40,9 @@ class Prepared:
         dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        form = Form(self.lowering, dtypes, _name(call.real), wrt, dense, self.shape.tiling if self.shape else Tiling())
+        form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
+        if self.shape:
+            form = replace(form, tiling=self.shape.tiling, reduced=call.reduction != "none")
         self.kernel = _kernel(call.spec, call.choice, form)
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number

@@ -37,7 +37,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
     in_flight = max(1, (2 if vectors <= SHORT else 8) // operands)
     team = max(2, power_of_two(-(-vectors // in_flight)))
     if team <= WARP:
-        full = 0 if skewed else min(in_flight, classes // (width * team))
+        full = min(in_flight, classes // (width * team))
         single = count * team <= SINGLE  # one block needs no other to finish the sum; a backward has none to finish
         threads = max(WARP, power_of_two(count * team)) if single else 128
         tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
@@ -47,7 +47,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
     in_flight = max(1, 4 // operands)
     threads = power_of_two(-(-vectors // in_flight))
     if threads <= LARGEST:
-        full = 0 if skewed else min(in_flight, classes // (width * threads))
+        full = min(in_flight, classes // (width * threads))
         # Where rows are few they are sooner read than their labels looked at.
         tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
         return _shape(tiling, count, threads, RESIDENT, multiprocessors)

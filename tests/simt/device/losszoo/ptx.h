@@ -41,6 +41,10 @@ LZ_FN float divide(float a, float b) { return a / b; }
 
 LZ_FN void follow() {}
 
+LZ_FN unsigned arrive(unsigned* counter) { return atomicAdd(counter, 1u); }
+
+LZ_FN float reciprocal(float x) { return 1 / x; }
+
 LZ_FN float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 LZ_FN float min_nan(float a, float b) { return a != a || a < b ? a : b; }
 
