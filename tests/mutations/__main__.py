@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import hypothesis  # noqa: F401  # once, and not for every fault
 import pytest
-import torch  # noqa: F401  # once, and not for every fault
+import torch  # noqa: F401
 
 from tests.mutations.faults import Fault, read
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,4 +28,4 @@ def _fault(block: str, lists: dict[str, str]) -> Fault:
     name, place, *lines = block.split("\n")
     file, _, tests = place.partition(": ")
     old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in ("- ", "+ "))
-    return Fault(name, file, old, new, tuple(" ".join(lists.get(word, word) for word in tests.split()).split()))
+    return Fault(name, file, old, new, tuple(shlex.split(" ".join(lists.get(word, word) for word in tests.split()))))
