@@ -29,9 +29,9 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
         team = power_of_two(-(-vectors // in_flight))
         full = min(in_flight, classes // (width * team))
         if 2 <= team <= 32:
-            for resident in (512, 768, 1024):
-                held = Tiling(width, in_flight, team, True, full, False, skewed, 128)
-                yield shape(held, -(-count * team // 128), 128, processors * (resident // 128))
+            for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512), (512, 512), (256, 1024)):
+                held = Tiling(width, in_flight, team, True, full, False, skewed, threads)
+                yield shape(held, -(-count * team // threads), threads, processors * (resident // threads))
             if count * team <= 512:
                 held = Tiling(width, in_flight, team, True, full, False, skewed, 512)
                 for threads in (32, 64):
@@ -40,8 +40,12 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
             for resident in (512, 768, 1024):
                 held = Tiling(width, in_flight, 0, True, full, False, skewed, team)
                 yield shape(held, count, team, processors * (resident // team))
+        if vectors > 32 * in_flight and (in_flight < 8 or vectors < 1024):  # a warp a row, stepping
+            for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512)):
+                looped = Tiling(width, in_flight, 32, skewed=skewed, threads=threads)
+                yield shape(looped, -(-count * 32 // threads), threads, processors * (resident // threads))
         if vectors > 2048 and in_flight < 8:
-            for threads, resident in ((256, 512), (256, 768), (256, 1024), (512, 1024), (256, 1 << 20)):
+            for threads, resident in ((256, 512), (256, 768), (512, 512), (512, 1024)):
                 looped = Tiling(width, in_flight, skewed=skewed, threads=threads)
                 yield shape(looped, count, threads, processors * (resident // threads))
 

@@ -119,6 +119,22 @@ struct Online {
       for (int n = SHIFTED; n < PARTS; ++n) s[n][l] = sums[n][l] + moved(sums[n + S][l], old - now);
       for (int n = PARTS; n < ALL; ++n) s[n][l] = sums[n][l];
     }
+#if LZ_CUDA
+    if constexpr (ALL == 1 && is_same<R, float>) {
+      bool near = true;
+      LZ_LANES near &= abs(peak[l]) < Falling::FAR;
+      if (near) {
+        LZ_LANES {
+          const Falling falling(peak[l]);
+          R mass = R(0);
+          LZ_UNROLL
+          for (int g = 0; g < groups; ++g) mass += falling.of(x[g * L + l]);
+          sums[0][l] = fma(mass, falling.factor, s[0][l]);
+        }
+        return;
+      }
+    }
+#endif
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES {
       const R d = x[g * L + l] - peak[l], e = exp_fast(d);

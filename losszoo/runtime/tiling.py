@@ -12,6 +12,7 @@ BLOCK = 256  # threads for a row that no block can hold
 LARGEST = 512  # threads of a block that holds a row
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
+HELD = 48  # values of columns that a thread can hold, and as many of the next ones
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -58,13 +59,18 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
 def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
     """Rows whose classes lie a stride apart, `width` neighbouring positions at a time."""
     width = min(width, max(1, 4 // operands))  # the state of each is in registers
+    # Few classes are all held, of two or more positions: half of the threads then have twice as much in flight.
+    held = [w for w in (4, 2) if w <= width and w * classes * operands <= HELD]
+    if held:
+        tiling = Tiling(held[0], max(1, classes), held=True)
+        return _shape(tiling, -(-count // (256 * held[0])), 256, RESIDENT // 2, multiprocessors)
     return _shape(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
     """Items without a class axis, `width` neighbours at a time."""
-    in_flight = 2 if width > 1 else 1
-    return _shape(Tiling(width, in_flight), -(-count // (256 * width * in_flight)), 256, RESIDENT, multiprocessors)
+    in_flight = 4 if width > 1 else 1
+    return _shape(Tiling(width, in_flight), -(-count // (256 * width * in_flight)), 256, 2 * RESIDENT, multiprocessors)
 
 
 def _shape(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Shape:

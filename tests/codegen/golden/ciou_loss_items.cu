@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(256) forward(const __grid_constant_
       tally.add(losses, counts);
     }
   }
-  lz::finish<R>(a, tally);
+  lz::finish<R, 1>(a, tally);
 }
 extern "C" __global__ void __launch_bounds__(256) backward(const __grid_constant__ Args a) {
   lz::ptx::follow();

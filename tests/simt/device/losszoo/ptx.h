@@ -41,7 +41,12 @@ LZ_FN float divide(float a, float b) { return a / b; }
 
 LZ_FN void follow() {}
 
-LZ_FN unsigned arrive(unsigned* counter) { return atomicAdd(counter, 1u); }
+LZ_FN unsigned arrive(unsigned* counter) {
+  __threadfence();
+  const unsigned before = atomicAdd(counter, 1u);
+  __threadfence();
+  return before;
+}
 
 LZ_FN float reciprocal(float x) { return 1 / x; }
 
