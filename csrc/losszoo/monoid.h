@@ -121,18 +121,20 @@ struct Online {
     }
 #if LZ_CUDA
     if constexpr (ALL == 1 && is_same<R, float>) {
-      bool near = true;
-      LZ_LANES near &= abs(peak[l]) < Falling::FAR;
-      if (near) {
-        LZ_LANES {
+      LZ_LANES {
+        R mass = R(0), factor = R(1);
+        if (abs(peak[l]) < Falling::FAR) {
           const Falling falling(peak[l]);
-          R mass = R(0);
+          factor = falling.factor;
           LZ_UNROLL
           for (int g = 0; g < groups; ++g) mass += falling.of(x[g * L + l]);
-          sums[0][l] = fma(mass, falling.factor, s[0][l]);
+        } else {
+          LZ_UNROLL
+          for (int g = 0; g < groups; ++g) mass += exp_fast(x[g * L + l] - peak[l]);
         }
-        return;
+        sums[0][l] = fma(mass, factor, s[0][l]);
       }
+      return;
     }
 #endif
     LZ_UNROLL

@@ -40,13 +40,18 @@ class Prepared:
         dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
-        if self.shape:
-            form = replace(form, tiling=self.shape.tiling, reduced=call.reduction != "none")
-        self.kernel = _kernel(call.spec, call.choice, form)
+        self.form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
+        self.kernel = self.directed("forward")
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
         self.values["grain"] = self._grain()
+
+    def directed(self, direction: str) -> Kernel:
+        """The kernel for a direction. Both have the same arguments."""
+        form = self.form
+        if self.shape:
+            form = replace(form, tiling=getattr(self.shape, direction).tiling, reduced=self.call.reduction != "none")
+        return _kernel(self.call.spec, self.call.choice, form)
 
     def _place(self, call: Call, operands: dict[str, Tensor]) -> None:
         """Record each operand's address and strides, of a copy where it cannot be walked."""
@@ -129,7 +134,7 @@ class Prepared:
         """Launch the forward or the backward; `pointers` are the outputs and whatever else the direction needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner(self.kernel, self.device).run(direction, self)
+        runner(self.directed(direction), self.device).run(direction, self)
 
     def pack(self) -> bytes:
         values = self.values

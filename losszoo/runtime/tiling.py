@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from losszoo.codegen.kernel import Tiling
 
@@ -18,15 +18,15 @@ RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they h
 
 @dataclass(frozen=True)
 class Launch:
+    tiling: Tiling
     grid: int
     threads: int
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A kernel's tiling and its launches."""
+    """How either direction is launched. Where their tilings are the same, so is their kernel."""
 
-    tiling: Tiling
     forward: Launch
     backward: Launch
 
@@ -43,17 +43,28 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         threads = max(WARP, power_of_two(count * team)) if single else 128
         tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
         if single:
-            return Shape(tiling, Launch(1, threads), Launch(max(1, -(-count * team // WARP)), WARP))
-        return _shape(tiling, -(-count * team // 128), 128, RESIDENT if vectors <= SHORT else RESIDENT // 2, multiprocessors)
+            return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-count * team // WARP)), WARP))
+        resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
+        return _both(tiling, -(-count * team // 128), 128, resident, multiprocessors)
+    if count >= multiprocessors * RESIDENT // 2 // WARP:
+        return Shape(
+            _stepping(count, classes, Tiling(width, max(1, 2 // operands), WARP, skewed=skewed, threads=128), RESIDENT, multiprocessors),
+            _stepping(count, classes, Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256), RESIDENT // 2, multiprocessors),
+        )
     in_flight = max(1, 4 // operands)
     threads = power_of_two(-(-vectors // in_flight))
     if threads <= LARGEST:
         full = min(in_flight, classes // (width * threads))
         # Where rows are few they are sooner read than their labels looked at.
         tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
-        return _shape(tiling, count, threads, RESIDENT, multiprocessors)
-    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK, wide=classes >= 1 << 30)
-    return _shape(tiling, count, BLOCK, RESIDENT * 3 // 4, multiprocessors)
+        return _both(tiling, count, threads, RESIDENT, multiprocessors)
+    launch = _stepping(count, classes, Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK), RESIDENT * 3 // 4, multiprocessors)
+    return Shape(launch, launch)
+
+
+def _stepping(count: int, classes: int, tiling: Tiling, resident: int, multiprocessors: int) -> Launch:
+    tiling = replace(tiling, wide=classes >= 1 << 30)
+    return _launch(tiling, -(-count * (tiling.group or tiling.threads) // tiling.threads), tiling.threads, resident, multiprocessors)
 
 
 def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
@@ -63,20 +74,24 @@ def columns(count: int, classes: int, width: int, operands: int, multiprocessors
     held = [w for w in (4, 2) if w <= width and w * classes * operands <= HELD]
     if held:
         tiling = Tiling(held[0], max(1, classes), held=True)
-        return _shape(tiling, -(-count // (256 * held[0])), 256, RESIDENT // 2, multiprocessors)
-    return _shape(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
+        return _both(tiling, -(-count // (256 * held[0])), 256, RESIDENT // 2, multiprocessors)
+    return _both(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
     """Items without a class axis, `width` neighbours at a time."""
     in_flight = 4 if width > 1 else 1
-    return _shape(Tiling(width, in_flight), -(-count // (256 * width * in_flight)), 256, 2 * RESIDENT, multiprocessors)
+    return _both(Tiling(width, in_flight), -(-count // (256 * width * in_flight)), 256, 2 * RESIDENT, multiprocessors)
 
 
-def _shape(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Shape:
+def _both(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Shape:
+    launch = _launch(tiling, blocks, threads, resident, multiprocessors)
+    return Shape(launch, launch)
+
+
+def _launch(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Launch:
     """As many blocks as there is work for, and no more than are resident at once: each strides over the rest."""
-    launch = Launch(max(1, min(blocks, multiprocessors * (resident // threads))), threads)
-    return Shape(tiling, launch, launch)
+    return Launch(tiling, max(1, min(blocks, multiprocessors * (resident // threads))), threads)
 
 
 def power_of_two(n: int) -> int:
