@@ -8,8 +8,8 @@ from losszoo.codegen.kernel import Tiling
 
 WARP = 32
 SHORT = 16  # vectors of a row
-BLOCK = 256  # threads for a row that no block can hold
-LARGEST = 512  # threads of a block that holds a row
+LARGEST = 512  # threads of a block that has a row
+LONG = 2048  # vectors of a row that a block writes faster than a warp
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
 HELD = 48  # values of columns that a thread can hold, and as many of the next ones
@@ -34,37 +34,47 @@ class Shape:
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """Rows of so many classes, read `width` at a time, of so many operands with a class axis."""
     vectors = -(-classes // width) + skewed
-    # A short row is held by few threads, so that many rows share an instruction; a longer one by as few as have the registers for it.
-    in_flight = max(1, (2 if vectors <= SHORT else 8) // operands)
-    team = max(2, power_of_two(-(-vectors // in_flight)))
-    if team <= WARP:
-        full = min(in_flight, classes // (width * team))
-        single = count * team <= SINGLE  # one block needs no other to finish the sum; a backward has none to finish
-        threads = max(WARP, power_of_two(count * team)) if single else 128
-        tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
-        if single:
-            return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-count * team // WARP)), WARP))
-        resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
-        return _both(tiling, -(-count * team // 128), 128, resident, multiprocessors)
-    if count >= multiprocessors * RESIDENT // 2 // WARP:
-        return Shape(
-            _stepping(count, classes, Tiling(width, max(1, 2 // operands), WARP, skewed=skewed, threads=128), RESIDENT, multiprocessors),
-            _stepping(count, classes, Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256), RESIDENT // 2, multiprocessors),
-        )
-    in_flight = max(1, 4 // operands)
-    threads = power_of_two(-(-vectors // in_flight))
-    if threads <= LARGEST:
-        full = min(in_flight, classes // (width * threads))
-        # Where rows are few they are sooner read than their labels looked at.
-        tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
+    if vectors <= WARP * 8 // operands:
+        return _held(count, classes, vectors, width, skewed, operands, multiprocessors)
+    if count < multiprocessors * 8 and vectors <= LARGEST * 4 // operands:
+        # A block a row. Where rows are few they are sooner read than their labels looked at.
+        in_flight = max(1, 4 // operands)
+        threads = power_of_two(-(-vectors // in_flight))
+        tiling = Tiling(width, in_flight, 0, True, min(in_flight, classes // (width * threads)), count > FEW, skewed, threads=threads)
         return _both(tiling, count, threads, RESIDENT, multiprocessors)
-    launch = _stepping(count, classes, Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK), RESIDENT * 3 // 4, multiprocessors)
-    return Shape(launch, launch)
+    # A warp a row spends the fewest instructions where a row ends. A block a row writes long rows faster, and shares out few of them.
+    wide = classes >= 1 << 30
+    many = Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256, wide=wide)
+    few = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=LARGEST, wide=wide)
+    long = replace(few, vectors=many.vectors)
+    by_warps = _launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
+    return Shape(
+        by_warps if count >= multiprocessors * 8 else _launch(few, count, LARGEST, RESIDENT, multiprocessors),
+        by_warps if vectors <= LONG and count >= multiprocessors * 8 else _launch(long, count, LARGEST, RESIDENT // 2, multiprocessors),
+    )
 
 
-def _stepping(count: int, classes: int, tiling: Tiling, resident: int, multiprocessors: int) -> Launch:
-    tiling = replace(tiling, wide=classes >= 1 << 30)
-    return _launch(tiling, -(-count * (tiling.group or tiling.threads) // tiling.threads), tiling.threads, resident, multiprocessors)
+def _held(count: int, classes: int, vectors: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
+    """A team of a warp or less holds a row: as few threads as have the registers for it, so that many rows share an instruction."""
+
+    def held(in_flight: int, threads: int) -> Tiling:
+        team = max(2, power_of_two(-(-vectors // in_flight)))
+        full = min(in_flight, classes // (width * team))
+        return Tiling(width, in_flight, team, True, full, False, skewed, threads=threads)
+
+    tiling = held(max(1, (2 if vectors <= SHORT else 8) // operands), 128)
+    needed = count * tiling.group
+    if needed <= SINGLE:  # one block needs no other to finish the sum; a backward has none to finish
+        threads = max(WARP, power_of_two(needed))
+        tiling = replace(tiling, threads=max(threads, 128))
+        return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-needed // WARP)), WARP))
+    resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
+    launch = _launch(tiling, -(-needed // 128), 128, resident, multiprocessors)
+    if vectors > SHORT:
+        return Shape(launch, launch)
+    # A forward of short rows has less to do a row than a backward, and wants fewer threads for it.
+    tiling = held(max(1, 4 // operands), 128)
+    return Shape(_launch(tiling, -(-count * tiling.group // 128), 128, RESIDENT, multiprocessors), launch)
 
 
 def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
