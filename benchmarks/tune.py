@@ -53,8 +53,8 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
                 yield shape(looped, count, threads, processors * (resident // threads))
 
 
-def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
-    yield PRESENT["columns"](count, classes, width, operands, processors)
+def column_candidates(count: int, classes: int, width: int, size: int, operands: int, processors: int) -> Iterator[Shape]:
+    yield PRESENT["columns"](count, classes, width, size, operands, processors)
     for wide, in_flight, ahead in itertools.product((1, 2, 4), (5, 10, classes), (True, False)):
         for resident in (512, 768, 1024) if width % wide == 0 and in_flight <= 32 else ():
             held = Tiling(wide, in_flight, held=in_flight == classes, ahead=ahead)
@@ -69,7 +69,8 @@ def item_candidates(count: int, width: int, operands: int, processors: int) -> I
 
 
 def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:
-    return Shape(*[Launch(chosen, min(blocks, most), threads)] * 2)
+    turns = max(1, -(-blocks // most))
+    return Shape(*[Launch(chosen, -(-blocks // turns), threads)] * 2)
 
 
 CANDIDATES = {"rows": row_candidates, "columns": column_candidates, "items": item_candidates}

@@ -12,7 +12,8 @@ LARGEST = 512  # threads of a block that has a row
 LONG = 2048  # vectors of a row that a block writes faster than a warp
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
-HELD = 48  # values of columns that a thread can hold, and as many of the next ones
+COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
+HELD = 192  # bytes of all classes that a thread of columns can hold
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -34,9 +35,9 @@ class Shape:
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """Rows of so many classes, read `width` at a time, of so many operands with a class axis."""
     vectors = -(-classes // width) + skewed
-    if vectors <= WARP * 8 // operands:
+    if vectors <= WARP * max(1, 8 // operands):
         return _held(count, classes, vectors, width, skewed, operands, multiprocessors)
-    if count < multiprocessors * 8 and vectors <= LARGEST * 4 // operands:
+    if count < multiprocessors * 8 and vectors <= LARGEST * max(1, 4 // operands):
         # A block a row. Where rows are few they are sooner read than their labels looked at.
         in_flight = max(1, 4 // operands)
         threads = power_of_two(-(-vectors // in_flight))
@@ -57,35 +58,38 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
 def _held(count: int, classes: int, vectors: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """A team of a warp or less holds a row: as few threads as have the registers for it, so that many rows share an instruction."""
 
-    def held(in_flight: int, threads: int) -> Tiling:
+    def held(in_flight: int) -> Tiling:
         team = max(2, power_of_two(-(-vectors // in_flight)))
         full = min(in_flight, classes // (width * team))
-        return Tiling(width, in_flight, team, True, full, False, skewed, threads=threads)
+        return Tiling(width, in_flight, team, True, full, False, skewed, threads=128)
 
-    tiling = held(max(1, (2 if vectors <= SHORT else 8) // operands), 128)
+    tiling = held(max(1, (2 if vectors <= SHORT else 8) // operands))
     needed = count * tiling.group
     if needed <= SINGLE:  # one block needs no other to finish the sum; a backward has none to finish
         threads = max(WARP, power_of_two(needed))
         tiling = replace(tiling, threads=max(threads, 128))
         return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-needed // WARP)), WARP))
+    if vectors > SHORT and needed <= multiprocessors * RESIDENT:  # every row has its threads at once: there is no next one to read
+        threads = 256 if needed > multiprocessors * 256 else 128
+        return _both(replace(tiling, ahead=False, threads=threads), -(-needed // threads), threads, RESIDENT, multiprocessors)
     resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
     launch = _launch(tiling, -(-needed // 128), 128, resident, multiprocessors)
     if vectors > SHORT:
         return Shape(launch, launch)
     # A forward of short rows has less to do a row than a backward, and wants fewer threads for it.
-    tiling = held(max(1, 4 // operands), 128)
+    tiling = held(max(1, 4 // operands))
     return Shape(_launch(tiling, -(-count * tiling.group // 128), 128, RESIDENT, multiprocessors), launch)
 
 
-def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
-    """Rows whose classes lie a stride apart, `width` neighbouring positions at a time."""
-    width = min(width, max(1, 4 // operands))  # the state of each is in registers
-    # Few classes are all held, of two or more positions: half of the threads then have twice as much in flight.
-    held = [w for w in (4, 2) if w <= width and w * classes * operands <= HELD]
-    if held:
-        tiling = Tiling(held[0], max(1, classes), held=True)
-        return _both(tiling, -(-count // (256 * held[0])), 256, RESIDENT // 2, multiprocessors)
-    return _both(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
+def columns(count: int, classes: int, width: int, size: int, operands: int, multiprocessors: int) -> Shape:
+    """Rows whose classes lie a stride apart, up to `width` neighbouring positions at a time, of operands of `size` bytes or more."""
+    wide = min(width, max(1, COLUMNS // (size * operands)))
+    if 0 < wide * size * classes * operands <= HELD:  # all reads of a tile are in flight at once, and need no others ahead of them
+        tiling = Tiling(wide, classes, held=True, ahead=False)
+        return _both(tiling, -(-count // (256 * wide)), 256, RESIDENT * 3 // 4, multiprocessors)
+    forward = Tiling(wide, max(1, 10 // operands))
+    backward = Tiling(min(width, max(1, 4 // operands)), max(1, 5 // operands))  # which has no state, but writes
+    return Shape(*(_launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
@@ -100,8 +104,9 @@ def _both(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocess
 
 
 def _launch(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Launch:
-    """As many blocks as there is work for, and no more than are resident at once: each strides over the rest."""
-    return Launch(tiling, max(1, min(blocks, multiprocessors * (resident // threads))), threads)
+    """As many blocks as there is work for, and no more than are resident at once: each strides over the rest, all equally often."""
+    turns = -(-blocks // (multiprocessors * (resident // threads)))
+    return Launch(tiling, max(1, -(-blocks // max(1, turns))), threads)
 
 
 def power_of_two(n: int) -> int:
