@@ -283,6 +283,17 @@ LZ_FLOAT_2(atan2)
 
 LZ_FN float exp_fast(float x) { return ptx::exp2_approx(x * 1.44269502f); }
 
+// exp(x - shift) is of(x) * factor, for many an x <= shift: one multiply-add and one power each. The product shift * log2(e) is rounded
+// once, and factor makes good for that; within FAR of 0 it is near 1.
+struct Falling {
+    static constexpr float FAR = 0x1p18f;
+
+    float shift2, factor;
+
+    LZ_METHOD explicit Falling(float shift) : shift2(shift * 1.44269502f), factor(ptx::exp2_approx(fma(-shift, 1.44269502f, shift2))) {}
+    LZ_METHOD float of(float x) const { return ptx::exp2_approx(fma(x, 1.44269502f, -shift2)); }
+};
+
 template <bool ROUGH> LZ_FN float exp_falling(float x) {
     if constexpr (ROUGH) return exp_fast(x);
     x = ptx::max_nan(x, -88.0f);  // of which nothing is left; infinity would leave infinity - infinity

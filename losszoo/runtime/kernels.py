@@ -40,13 +40,18 @@ class Prepared:
         dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
-        if self.shape:
-            form = replace(form, tiling=self.shape.tiling, reduced=call.reduction != "none")
-        self.kernel = _kernel(call.spec, call.choice, form)
+        self.form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
+        self.kernel = self.directed("forward")
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
         self.values["grain"] = self._grain()
+
+    def directed(self, direction: str) -> Kernel:
+        """The kernel for a direction. Both have the same arguments."""
+        form = self.form
+        if self.shape:
+            form = replace(form, tiling=getattr(self.shape, direction).tiling, reduced=self.call.reduction != "none")
+        return _kernel(self.call.spec, self.call.choice, form)
 
     def _place(self, call: Call, operands: dict[str, Tensor]) -> None:
         """Record each operand's address and strides, of a copy where it cannot be walked."""
@@ -91,7 +96,8 @@ class Prepared:
             sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
             return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)
         rows = [(name, value) for name, value in self.placed.items() if call.kinds[name] is Row]
-        width = VECTOR // min(value.element_size() for _, value in rows)
+        size = min(value.element_size() for _, value in rows)
+        width = VECTOR // size
         # Where each operand's rows begin and how far apart things lie, in values. Gradients begin at multiples of 16 bytes, packed.
         begins = {v.data_ptr() // v.element_size() for _, v in rows} | ({0} if self.wrt else set())
         strides = {self.values[f"s_{name}_outer"] for name, _ in rows} if call.rows > self.values["inner"] else set()
@@ -99,7 +105,7 @@ class Prepared:
             strides |= {call.rows, self.values["inner"]} | {self.values[f"s_{name}_class"] for name, _ in rows if call.classes > 1}
             while any(v % width for v in begins | strides):
                 width //= 2
-            return tiling.columns(call.rows, call.classes, width, len(rows), processors)
+            return tiling.columns(call.rows, call.classes, width, size, len(rows), processors)
         strides |= {call.classes} if self.wrt else set()
         skewed = any(v % width for v in begins | strides | {call.classes})
         if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
@@ -129,7 +135,7 @@ class Prepared:
         """Launch the forward or the backward; `pointers` are the outputs and whatever else the direction needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner(self.kernel, self.device).run(direction, self)
+        runner(self.directed(direction), self.device).run(direction, self)
 
     def pack(self) -> bytes:
         values = self.values
