@@ -68,7 +68,8 @@ def caught(tree: Path, fault: Fault, suite: bool) -> bool:
     begun = time.monotonic()
     path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        by = failure(tree, [*fault.tests]) or (suite and failure(tree, ["tests"])) or None
+        stages = [*fault.stages, *([("tests",)] if suite else [])]
+        by = next(filter(None, (failure(tree, [*stage]) for stage in stages)), None)
     finally:
         path.write_text(sound, encoding="utf-8")
     print(f"{'caught' if by else 'MISSED'} in {time.monotonic() - begun:.0f} s: {fault.name}", flush=True)
