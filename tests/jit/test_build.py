@@ -115,7 +115,8 @@ def test_the_parts_of_the_key_are_told_apart() -> None:
 
     text = "abcd"
     cuts = [(i, j, k) for i in range(5) for j in range(i, 5) for k in range(j, 5)]
-    divisions = {((text[:i], text[i:j]), text[j:k], text[k:]) for i, j, k in cuts} | {((text[:j],), text[j:k], text[k:]) for _, j, k in cuts}
+    divisions = {((text[:i], text[i:j]), text[j:k], text[k:]) for i, j, k in cuts}
+    divisions |= {((text[:j],), text[j:k], text[k:]) for _, j, k in cuts}
     keys = {_digest(TWICE, arch, SimpleNamespace(flags=flags, identity=identity)) for flags, identity, arch in divisions}
     assert len(keys) == len(divisions)
 
