@@ -232,10 +232,11 @@ def test_focal_where_the_model_is_sure(gamma, gap, options, device):
 @both
 @pytest.mark.parametrize("bad", [5, -1, -101, 2**40, -(2**40)])
 @pytest.mark.cpu_only
-def test_label_out_of_range_on_the_cpu(name, bad):
+@pytest.mark.parametrize("by", [lambda function: function, interpreted], ids=["kernels", "the interpreter"])
+def test_label_out_of_range_on_the_cpu(name, bad, by):
     x, y = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, bad, 3])
     with pytest.raises(IndexError) as error:
-        getattr(losszoo, name)(x, y)
+        by(getattr(losszoo, name))(x, y)
     for part in ("target", "2", str(bad), "5"):  # the argument, the row, the label, the number of classes
         assert part in str(error.value)
 
