@@ -1,0 +1,141 @@
+"""A loss behind a linear layer as a differentiable torch function."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from losszoo.linear_layer import rows
+from losszoo.linear_layer.problem import LINEAR_BIAS, LINEAR_WEIGHT, Problem
+from losszoo.linear_layer.products import scale
+from losszoo.runtime import autograd
+from losszoo.runtime.labels import check_labels
+
+
+class Strategy(Protocol):
+    """How the logits are gone through in chunks."""
+
+    def forward(
+        self, p: Problem, wanted: frozenset[str], scale: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor] | None, list[Tensor]]: ...
+
+    def backward(self, p: Problem, wanted: frozenset[str], kept: list[Tensor], upstream: Tensor) -> dict[str, Tensor]: ...
+
+
+def compute(problem: Problem, strategy: str | None, memory: int) -> Tensor:
+    """The loss of a checked call."""
+    if problem.device.type == "cpu" or os.environ.get("LOSSZOO_CHECK") == "1":
+        check_labels(problem.call)
+    able = {*problem.layer, *(f".{name}" for name in problem.call.differentiable)}
+    tensors = problem.tensors
+    wanted = frozenset(n for n, x in tensors.items() if n in able and x.requires_grad) if torch.is_grad_enabled() else frozenset()
+    chosen = choose(problem, wanted, strategy, memory)
+    if wanted:
+        return _Function.apply(problem, chosen, wanted, tuple(tensors), *tensors.values())
+    with torch.no_grad():
+        return _forward(problem, chosen, wanted)[0]
+
+
+def choose(problem: Problem, wanted: frozenset[str], strategy: str | None, memory: int) -> Strategy:
+    return rows.plan(problem, wanted, memory)
+
+
+def _forward(
+    p: Problem, strategy: Strategy, wanted: frozenset[str]
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None, list[Tensor]]:
+    """The loss, what it was divided by, and the gradients if they could be formed, or else what the backward wants."""
+    with torch.autocast(p.device.type, enabled=False):
+        denominator, kept = p.denominator(), p.kept()
+        early = _early(p, denominator) if wanted else None
+        part = p if kept is None else p.select(kept)
+        losses, grads, states = strategy.forward(part, wanted, early)
+        if kept is not None:
+            losses = _spread(losses, kept, p.rows)
+            grads = grads and _spread_gradients(grads, kept, p)
+        if p.call.reduction == "none":
+            return losses, None, grads, states
+        total = losses.sum(dtype=torch.float64)
+        loss = total if denominator is None else total / denominator
+        return loss.to(p.call.real), denominator, grads, states
+
+
+def _early(p: Problem, denominator: Tensor | None) -> Tensor | None:
+    """What each row's gradient is scaled by where it can be formed in the forward; None where it cannot.
+
+    It cannot for a loss a row, nor in float16, which a loss scale keeps from vanishing that only the backward brings.
+    """
+    if p.call.reduction == "none" or p.dtype is torch.float16:
+        return None
+    one = torch.ones((), dtype=p.call.real, device=p.device)
+    return one if denominator is None else (one / denominator).to(p.call.real)
+
+
+def _backward(
+    p: Problem, strategy: Strategy, wanted: frozenset[str], states: list[Tensor], denominator: Tensor | None, upstream: Tensor
+) -> dict[str, Tensor]:
+    with torch.autocast(p.device.type, enabled=False):
+        upstream = (upstream if denominator is None else upstream / denominator).to(p.call.real)
+        kept = p.kept()
+        if kept is None:
+            return strategy.backward(p, wanted, states, upstream)
+        some = upstream[kept] if upstream.ndim else upstream
+        return _spread_gradients(strategy.backward(p.select(kept), wanted, states, some), kept, p)
+
+
+def _spread(x: Tensor, rows: Tensor, count: int) -> Tensor:
+    """x at its rows among `count`, 0 at the others."""
+    return x.new_zeros(count, *x.shape[1:]).index_copy_(0, rows, x)
+
+
+def _spread_gradients(grads: dict[str, Tensor], rows: Tensor, p: Problem) -> dict[str, Tensor]:
+    layer = (LINEAR_WEIGHT, LINEAR_BIAS)
+    return {name: x if name in layer else _spread(x, rows, p.rows) for name, x in grads.items()}
+
+
+def _differentiable(p: Problem, wanted: frozenset[str], upstream: Tensor) -> dict[str, Tensor]:
+    """The gradients, to be differentiated again: with all logits in memory, as torch's own functions have them."""
+    tensors = p.tensors
+    with torch.enable_grad():
+        bias = None if p.bias is None else p.bias.to(p.dtype)
+        logits = functional.linear(p.input.to(p.dtype), p.weight.to(p.dtype), bias)
+        logits = logits.view(p.call.operands[p.logits].shape)
+        call = replace(p.call, operands={**p.call.operands, p.logits: logits})
+        loss = autograd.compute(call, p.interpreted)
+    names = sorted(wanted)
+    grads = torch.autograd.grad(loss, [tensors[n] for n in names], upstream, create_graph=True)
+    return dict(zip(names, grads, strict=True))
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, p: Problem, strategy: Strategy, wanted: frozenset[str], names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        loss, denominator, grads, states = _forward(p, strategy, wanted)
+        ctx.p, ctx.strategy, ctx.wanted, ctx.names = p.without_tensors(), strategy, wanted, names
+        ctx.early = None if grads is None else tuple(grads)
+        ctx.divided = denominator is not None
+        own = [] if denominator is None else [denominator]
+        ctx.save_for_backward(*tensors, *own, *(states if grads is None else grads.values()))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.names)
+        tensors, kept = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
+        denominator = kept.pop(0) if ctx.divided else None
+        p = ctx.p.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
+            p = p.divided_by(denominator)
+            found = _differentiable(p, ctx.wanted, upstream)
+        elif ctx.early is None:
+            found = _backward(p, ctx.strategy, ctx.wanted, kept, denominator, upstream)
+        else:
+            again = torch._C._autograd._get_current_graph_task_keep_graph()
+            found = dict(zip(ctx.early, (x.clone() for x in kept) if again else kept, strict=True))
+            for x in found.values():
+                scale(x, upstream)
+        return None, None, None, None, *(found.get(name) for name in ctx.names)
