@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from losszoo.linear_layer.function import compute
 from losszoo.linear_layer.problem import make
-from losszoo.linear_layer.surface import STRATEGIES
 from losszoo.runtime.arguments import describe
 from losszoo.spec.declare import WEIGHT, Spec
 
+STRATEGIES = ("rows", "classes")
 
-def run(spec: Spec, logits: str, given: dict[str, Any]) -> Tensor:
+
+def outside_of_graphs() -> Callable[..., Tensor]:
+    """`run` for torch.compile, which does not look into it: its loops end with the data's sizes, and its kernels are no operators."""
+    return torch.compiler.disable(run, reason="a loss behind a linear layer goes through its logits in chunks")
+
+
+def run(spec: Spec, logits: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
     strategy, memory = given["strategy"], given["chunk_bytes"]
     if strategy is not None and strategy not in STRATEGIES:
         raise ValueError(f"strategy: got {strategy!r}, expected None, 'rows' or 'classes'")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from losszoo.linear_layer import rows
+from losszoo.linear_layer import classes, rows
 from losszoo.linear_layer.problem import LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.products import scale
 from losszoo.runtime import autograd
@@ -41,8 +41,26 @@ def compute(problem: Problem, strategy: str | None, memory: int) -> Tensor:
         return _forward(problem, chosen, wanted)[0]
 
 
-def choose(problem: Problem, wanted: frozenset[str], strategy: str | None, memory: int) -> Strategy:
-    return rows.plan(problem, wanted, memory)
+FEW = 256  # rows: below so many in a chunk its products wait for memory
+
+
+def choose(p: Problem, wanted: frozenset[str], strategy: str | None, memory: int) -> Strategy:
+    """The strategy asked for, or the one for the size of a call.
+
+    Classes take a product more than rows, unless rows take that too. They are chosen where rows would be in short chunks, or would
+    want more memory for sums than all logits take.
+    """
+    if len(p.call.shape) > 1 or p.interpreted:
+        if strategy == "classes" and not p.interpreted:
+            raise ValueError("strategy: 'classes' takes a linear_weight of two axes (classes, in_features)")
+        return rows.plan(p, wanted, memory)
+    by_rows = rows.plan(p, wanted, memory)
+    if strategy is None:
+        many, short = by_rows.chunks(p) > 1, by_rows.size < min(FEW, p.rows)
+        again = bool(wanted) and not formed_early(p)
+        heavy = LINEAR_WEIGHT in wanted and by_rows.bytes_of_sums(p) > p.rows * p.width * p.dtype.itemsize
+        strategy = "classes" if many and (short or again or heavy) else "rows"
+    return by_rows if strategy == "rows" else classes.plan(p, wanted, memory)
 
 
 def _forward(
@@ -51,7 +69,7 @@ def _forward(
     """The loss, what it was divided by, and the gradients if they could be formed, or else what the backward wants."""
     with torch.autocast(p.device.type, enabled=False):
         denominator, kept = p.denominator(), p.kept()
-        early = _early(p, denominator) if wanted else None
+        early = _scale(p, denominator) if wanted and formed_early(p) else None
         part = p if kept is None else p.select(kept)
         losses, grads, states = strategy.forward(part, wanted, early)
         if kept is not None:
@@ -64,13 +82,16 @@ def _forward(
         return loss.to(p.call.real), denominator, grads, states
 
 
-def _early(p: Problem, denominator: Tensor | None) -> Tensor | None:
-    """What each row's gradient is scaled by where it can be formed in the forward; None where it cannot.
+def formed_early(p: Problem) -> bool:
+    """Whether gradients can be formed in the forward.
 
-    It cannot for a loss a row, nor in float16, which a loss scale keeps from vanishing that only the backward brings.
+    They cannot for a loss a row, nor in float16, where a loss scale that only the backward brings keeps them from vanishing.
     """
-    if p.call.reduction == "none" or p.dtype is torch.float16:
-        return None
+    return p.call.reduction != "none" and p.dtype is not torch.float16
+
+
+def _scale(p: Problem, denominator: Tensor | None) -> Tensor:
+    """What each row's gradient is multiplied by before the upstream one is known."""
     one = torch.ones((), dtype=p.call.real, device=p.device)
     return one if denominator is None else (one / denominator).to(p.call.real)
 

@@ -186,8 +186,9 @@ def _check_layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dt
     if bias is not None and bias.shape != weight.shape[:-1]:
         raise ValueError(f"{LINEAR_BIAS}: got {describe(bias)}, expected shape {tuple(weight.shape[:-1])} like {LINEAR_WEIGHT}")
     dtypes = {value.dtype for value in given.values()}
-    if torch.is_autocast_enabled(input.device.type) and torch.float64 not in dtypes:
-        return torch.get_autocast_dtype(input.device.type)  # as F.linear
+    device = input.device.type
+    if torch.float64 not in dtypes and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)  # as F.linear
     for name, value in given.items():
         if value.dtype != input.dtype:
             raise ValueError(f"{name}: got {describe(value)}, expected {str(input.dtype).removeprefix('torch.')} like {INPUT}")

