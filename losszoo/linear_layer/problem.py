@@ -12,7 +12,7 @@ from torch import Tensor
 from losszoo.ir.expr import topological
 from losszoo.ir.interpreter import evaluate
 from losszoo.runtime import interpret
-from losszoo.runtime.arguments import FLOATS, Call, _expanded, check, describe
+from losszoo.runtime.arguments import FLOATS, Call, expanded, check, describe
 from losszoo.runtime.autograd import compiled
 from losszoo.spec.declare import WEIGHT, Spec
 from losszoo.spec.operands import ClassWeight, Index, Operand, Row, Scalar
@@ -81,21 +81,28 @@ class Problem:
         logits = not wanted.isdisjoint(NAMES)
         return tuple(n for n in self.call.differentiable if (logits if n == self.logits else f".{n}" in wanted))
 
-    def along_rows(self, name: str) -> bool:
+    def _along_rows(self, name: str) -> bool:
         """Whether an operand of the loss has something for each row."""
         return self.call.kinds[name] not in (ClassWeight, Scalar)
 
     def select(self, rows: slice | Tensor) -> Problem:
         """The same of some rows of the input."""
-        at = rows if isinstance(rows, slice) else (rows,)
-        operands = {n: v[at] if self.along_rows(n) else v for n, v in self.call.operands.items()}
-        shape = torch.Size([operands[self.logits].shape[0], *self.call.shape[1:]])
-        return replace(self, call=replace(self.call, operands=operands, shape=shape), input=self.input[at])
+        input = self.input[rows]
+        operands = {n: v[rows] if self._along_rows(n) else v for n, v in self.call.operands.items() if n != self.logits}
+        logits = self.call.operands[self.logits]
+        operands[self.logits] = logits.new_zeros(()).expand(input.shape[0], *logits.shape[1:])
+        shape = torch.Size([input.shape[0], *self.call.shape[1:]])
+        operands = {n: operands[n] for n in self.call.kinds}
+        return replace(self, call=replace(self.call, operands=operands, shape=shape), input=input)
 
     def kept(self) -> Tensor | None:
-        """The rows of the input that are not ignored, where that can be seen without waiting for the device; None for all."""
+        """The rows of the input that are not ignored, where it costs no waiting for the device to see which, and no large copy.
+
+        None for all.
+        """
         labels = [self.call.operands[n] for n, kind in self.call.kinds.items() if kind is Index]
-        if self.device.type != "cpu" or not labels or self.rows == 0:
+        others = [n for n, kind in self.call.kinds.items() if kind is Row and n != self.logits]
+        if self.device.type != "cpu" or not labels or others or self.rows == 0:
             return None
         keep = torch.stack([x != self.call.ignore_index for x in labels]).all(0).reshape(self.rows, -1).any(1)
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
@@ -132,7 +139,7 @@ def _counts(problem: Problem, logits: Tensor) -> Tensor:
     if problem.counts_logits():
         operands[problem.logits] = logits
     counts = evaluate(torch, [call.spec.trace(call.choice).outputs["counts"]], interpret.leaf_values(call, operands))[0]
-    ignored, _ = interpret._label_masks(call, operands)
+    ignored, _ = interpret.label_masks(call, operands)
     counts = counts.expand(call.rows, 1)
     return (counts if ignored is None else torch.where(ignored, 0, counts)).sum(dtype=torch.float64)
 
@@ -149,7 +156,7 @@ def make(
     leader = torch.zeros((), dtype=dtype, device=input.device).expand(count, weight.shape[0], *inner)
     given = tuple(leader if o.name == logits else _flattened(o, operands[o.name], rows, count) for o in spec.operands)
     if isinstance(item_weight, Tensor):
-        item_weight = _expanded(WEIGHT, item_weight, shape).reshape(count, *inner)
+        item_weight = expanded(WEIGHT, item_weight, shape).reshape(count, *inner)
     labels = any(isinstance(x, Tensor) and not x.is_floating_point() for x in given)
     if ignore_index is not None and spec.labelled and not labels:
         raise ValueError(f"ignore_index: got {ignore_index!r}, but there are no class labels that could be ignored")

@@ -177,7 +177,7 @@ def _shapes(
         if kind is Scalar and value.numel() != 1:
             raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected one number")
         if kind in (Elem, PerRow) and not spec.row or name == WEIGHT and kind is PerRow:
-            tensors[name] = _expanded(name, value, shape)
+            tensors[name] = expanded(name, value, shape)
         elif kind.extent is Extent.ITEM:
             expected = (*shape, kind.components) if kind.components else tuple(shape)
             if tuple(value.shape) != expected:
@@ -207,7 +207,7 @@ def _item_shape(tensors: dict[str, Tensor], kinds: dict[str, Kind]) -> torch.Siz
         raise ValueError(f"the shapes do not match: {got}; expected shapes that broadcast together") from None
 
 
-def _expanded(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+def expanded(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     if value.shape == shape:
         return value
     try:
