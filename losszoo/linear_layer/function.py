@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from losszoo.linear_layer import classes, rows
 from losszoo.linear_layer.problem import LINEAR_BIAS, LINEAR_WEIGHT, Problem
-from losszoo.linear_layer.products import scale
+from losszoo.linear_layer.scale import scale
 from losszoo.runtime import autograd
 from losszoo.runtime.labels import check_labels
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 22  # numbers that are scaled at a time: their float32 copies stay in a GPU's cache
-
 
 def product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
     """Write a @ b to `out`, or add it there. Where `out` is float32 and they are not, nothing is rounded to their type."""
@@ -24,12 +22,3 @@ def product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What a long sum is kept in: 16 bits would lose what is added last."""
     return torch.float32 if dtype.itemsize < 4 else dtype
-
-
-def scale(x: Tensor, factor: Tensor) -> None:
-    """Multiply x in place by a number on its device, which is not rounded to 16 bits for it."""
-    if x.dtype is factor.dtype:
-        x.mul_(factor)
-        return
-    for block in x.reshape(-1).split(BLOCK):
-        block.copy_(block.to(factor.dtype) * factor)
