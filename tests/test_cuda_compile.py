@@ -40,6 +40,16 @@ def test_every_kind_of_tiling_compiles(name, arch):
             assert losszoo.jit.build(Kernel(spec, choice, form).source("cuda"), arch=arch).stat().st_size
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", [name for name in LOSSES if getattr(losszoo, name).spec.row])
+def test_parts_compile(name, arch):
+    spec = getattr(losszoo, name).spec
+    for dtype, width, skewed in ("bfloat16", 8, False), ("float32", 4, True), ("float64", 1, False):
+        chosen = tiling.parts(4096, 1 << 14, width, skewed, 1, 132).tiling
+        form = Form("parts", (dtype, "int64"), "float64" if dtype == "float64" else "float32", ("input",), False, chosen)
+        assert losszoo.jit.build(Kernel(spec, spec.default_choice(), form).source("cuda"), arch=arch).stat().st_size
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
 def test_text_is_stable(name, language):

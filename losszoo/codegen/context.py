@@ -194,7 +194,8 @@ class _Printed:
             section["item"]["defines"] = [d for d in section["item"]["defines"] if d["name"] in kept]
 
     def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
-        printed: dict[str, Any] = {"name": name, "type": acc.monoid, "inputs": [body.text(n) for n in acc.inputs], "padding": list(acc.padding)}
+        inputs = [body.text(n) for n in acc.inputs]
+        printed: dict[str, Any] = {"name": name, "type": acc.monoid, "inputs": inputs, "padding": list(acc.padding)}
         if self.kernel.form.lowering == "parts":
             found = acc.found and {"operand": acc.found.args[0].attr[0], "index": body.text(acc.found.args[1])}
             printed |= {"numbers": acc.numbers, "found": found}

@@ -39,16 +39,16 @@ def _watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def checker(spec: Spec, output: str) -> Callable[..., Call]:
+def checker(spec: Spec, output: str = "loss") -> Callable[..., Call]:
     """What makes a checked call of all arguments in a row: operands, parameters, statics, the engine's own."""
     operands = len(spec.operands)
     numbers = operands + len(spec.parameters)
     statics = numbers + len(spec.statics)
 
-    def checked(*arguments: Any) -> Call:
+    def checked(*arguments: Any, whole: int | None = None) -> Call:
         groups = arguments[:operands], arguments[operands:numbers], arguments[numbers:statics]
         ignore_index, reduction, weight, normalizer = arguments[statics:]
-        return check(spec, *groups, ignore_index, reduction, weight, normalizer, output)
+        return check(spec, *groups, ignore_index, reduction, weight, normalizer, output, whole)
 
     return checked
 

@@ -71,6 +71,9 @@ class Launchable:
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
         runner(self.kernel, self.device).run(entry, self)
 
+    def launch(self, entry: str) -> tiling.Launch:
+        return getattr(self.shape, entry)
+
     def pack(self) -> bytes:
         values = self.values
         return self.kernel.packer.pack(*(values.get(f.name, 0) for f in self.kernel.fields))
@@ -243,7 +246,7 @@ class _Cuda:
 
     def run(self, entry: str, prepared: Launchable) -> None:
         stream = torch.cuda.current_stream(prepared.device).cuda_stream
-        launch = getattr(prepared.shape, entry)
+        launch = prepared.launch(entry)
         self.functions[entry].launch(launch.grid, launch.threads, 0, stream, prepared.pack())
 
 

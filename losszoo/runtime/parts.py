@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from losszoo.codegen.kernel import Form, Tiling
-from losszoo.runtime import kernels
+from losszoo.runtime import kernels, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, row_layout, walkable
 from losszoo.spec.operands import ClassWeight, Row
@@ -51,6 +51,7 @@ class Parts(kernels.Launchable):
                 self.storage[name] = kernels.dtype_name(call.operands[name].dtype if call.kinds[name] is Row else call.real)
             else:
                 self._place_items(name, call.operands[name])
+        self.shape = None
         self._use(Tiling())
         self.numbers = self.kernel.states  # of a row, in each pass
         self.merged = torch.empty((sum(self.numbers[:-1]), call.rows), dtype=call.real, device=self.device)
@@ -120,14 +121,33 @@ class Parts(kernels.Launchable):
             elif kinds[name] is ClassWeight:
                 whole = call.operands[name]
                 value = part.operands[name] if name in part.operands else whole[part.offset : part.offset + local]
-                self._place(name, value.to(call.real).contiguous())
+                value = value.to(call.real).contiguous()
+                self._place(name, value.clone() if value.data_ptr() % kernels.VECTOR else value)
         self.values |= {"offset": part.offset, "local": local, "grain": max(1, kernels.ELEMENTS_A_RANGE // max(1, local))}
         self.wrt = {name: part.operands.get(name, call.operands[name]) for name in self.names}
-        self._use(Tiling())
+        if self.device.type == "cuda":
+            self.shape = self._shape(local)
+        self._use(self.shape.tiling if self.shape else Tiling())
+
+    def _shape(self, local: int) -> tiling.PartsShape:
+        rows = [(name, value) for name, value in self.placed.items() if self.call.kinds[name] is Row]
+        width = kernels.VECTOR // min(value.element_size() for _, value in rows)
+        # Where rows begin and how far apart they lie, in values; a gradient begins at a multiple of 16 bytes and is packed.
+        begins = {x.data_ptr() // x.element_size() for _, x in rows} | {0}
+        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} | {local} if self.call.rows > 1 else set()
+        for grad in self.part.gradients.values():
+            begins.add(grad.data_ptr() // grad.element_size())
+            strides |= {s for n, s in zip(grad.shape, grad.stride(), strict=True) if n > 1 and s != 1}
+        skewed = any(v % width for v in begins | strides | {local})
+        if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
+            width, skewed = 1, False  # no two operands' vectors would hold the same classes
+        return tiling.parts(self.call.rows, local, width, skewed, len(rows), self.multiprocessors)
+
+    def launch(self, entry: str) -> tiling.Launch:
+        return self.shape.reading if entry.startswith(("fold", "backward")) else self.shape.forward
 
     def _use(self, chosen: Tiling) -> None:
         call = self.call
         form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names, tiling=chosen)
         self.kernel = kernels.kernel_of(call.spec, call.choice, form)
         self.values |= {f"u_{name}": number for name, number in zip(self.kernel.parameters, call.numbers, strict=True)}
-        self.shape = None

@@ -12,6 +12,7 @@ BLOCK = 256  # threads for a row that no block can hold
 LARGEST = 512  # threads of a block that holds a row
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
+WIDE = 1 << 30  # classes that 32 bits do not count, with what may be added to them
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -28,6 +29,15 @@ class Shape:
     tiling: Tiling
     forward: Launch
     backward: Launch
+
+
+@dataclass(frozen=True)
+class PartsShape:
+    """The same of kernels that see a part of the classes."""
+
+    tiling: Tiling
+    reading: Launch  # of those functions that read the part
+    forward: Launch  # of those that have the states of rows alone
 
 
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
@@ -51,7 +61,7 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         # Where rows are few they are sooner read than their labels looked at.
         tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
         return _shape(tiling, count, threads, RESIDENT, multiprocessors)
-    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK, wide=classes >= 1 << 30)
+    tiling = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK, wide=classes >= WIDE)
     return _shape(tiling, count, BLOCK, RESIDENT * 3 // 4, multiprocessors)
 
 
@@ -59,6 +69,15 @@ def columns(count: int, classes: int, width: int, operands: int, multiprocessors
     """Rows whose classes lie a stride apart, `width` neighbouring positions at a time."""
     width = min(width, max(1, 4 // operands))  # the state of each is in registers
     return _shape(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
+
+
+def parts(count: int, local: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> PartsShape:
+    """Rows of which so many classes are here, read `width` at a time: a block a row. What has states alone: a thread a row."""
+    in_flight = max(1, 2 // operands)
+    threads = min(BLOCK, max(WARP, power_of_two(-(-local // (width * in_flight)))))
+    tiling = Tiling(width, in_flight, skewed=skewed, threads=BLOCK, wide=local >= WIDE)
+    by_rows = _shape(tiling, -(-count // BLOCK), BLOCK, RESIDENT, multiprocessors).forward
+    return PartsShape(tiling, _shape(tiling, count, threads, RESIDENT * 3 // 4, multiprocessors).forward, by_rows)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:

@@ -1,0 +1,6 @@
+"""Losses over the ranks of torch.distributed: rows whose classes are split, and the mean over the items of all ranks."""
+
+from losszoo.parallel.count import global_count
+from losszoo.parallel.sharded import sharded
+
+__all__ = ["global_count", "sharded"]
