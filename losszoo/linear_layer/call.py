@@ -29,8 +29,8 @@ def run(spec: Spec, logits: str, signature: inspect.Signature, args: tuple, kwar
     strategy, memory = given["strategy"], given["chunk_bytes"]
     if strategy is not None and strategy not in STRATEGIES:
         raise ValueError(f"strategy: got {strategy!r}, expected None, 'rows' or 'classes'")
-    if not isinstance(memory, int) or isinstance(memory, bool) or memory < 1:
-        raise ValueError(f"chunk_bytes: got {describe(memory)}, expected a whole number of at least 1")
+    if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+        raise ValueError(f"chunk_bytes: got {describe(memory)}, expected None or a whole number of at least 1")
     parameters, statics = (tuple(given[a.name] for a in group) for group in (spec.parameters, spec.statics))
     operands = {o.name: given[o.name] for o in spec.operands if o.name != logits}
     problem, shape = make(

@@ -63,7 +63,7 @@ class Classes:
 
 def plan(p: Problem, wanted: frozenset[str], memory: int) -> Classes:
     """As few chunks as `memory` bytes for logits and their gradient allow, all about as large."""
-    copies = 1 if _in_place(p) or not p.wrt(wanted) else 2
+    copies = 1 if _in_place(p) or p.logits not in p.wrt(wanted) else 2
     return Classes(chunk_size(p.width, p.rows * p.dtype.itemsize * copies, memory))
 
 

@@ -27,7 +27,7 @@ class Strategy(Protocol):
     def backward(self, p: Problem, wanted: frozenset[str], kept: list[Tensor], upstream: Tensor) -> dict[str, Tensor]: ...
 
 
-def compute(problem: Problem, strategy: str | None, memory: int) -> Tensor:
+def compute(problem: Problem, strategy: str | None, memory: int | None) -> Tensor:
     """The loss of a checked call."""
     if problem.device.type == "cpu" or os.environ.get("LOSSZOO_CHECK") == "1":
         check_labels(problem.call)
@@ -41,10 +41,11 @@ def compute(problem: Problem, strategy: str | None, memory: int) -> Tensor:
         return _forward(problem, chosen, wanted)[0]
 
 
+ROWS_BYTES, CLASSES_BYTES = 512 << 20, 128 << 20  # of a chunk
 FEW = 256  # rows: below so many in a chunk its products wait for memory
 
 
-def choose(p: Problem, wanted: frozenset[str], strategy: str | None, memory: int) -> Strategy:
+def choose(p: Problem, wanted: frozenset[str], strategy: str | None, memory: int | None) -> Strategy:
     """The strategy asked for, or the one for the size of a call.
 
     Classes take a product more than rows, unless rows take that too. They are chosen where rows would be in short chunks, or would
@@ -53,14 +54,14 @@ def choose(p: Problem, wanted: frozenset[str], strategy: str | None, memory: int
     if len(p.call.shape) > 1 or p.interpreted:
         if strategy == "classes" and not p.interpreted:
             raise ValueError("strategy: 'classes' takes a linear_weight of two axes (classes, in_features)")
-        return rows.plan(p, wanted, memory)
-    by_rows = rows.plan(p, wanted, memory)
+        return rows.plan(p, wanted, memory or ROWS_BYTES)
+    by_rows = rows.plan(p, wanted, memory or ROWS_BYTES)
     if strategy is None:
         many, short = by_rows.chunks(p) > 1, by_rows.size < min(FEW, p.rows)
         again = bool(wanted) and not formed_early(p)
         heavy = LINEAR_WEIGHT in wanted and by_rows.bytes_of_sums(p) > p.rows * p.width * p.dtype.itemsize
         strategy = "classes" if many and (short or again or heavy) else "rows"
-    return by_rows if strategy == "rows" else classes.plan(p, wanted, memory)
+    return by_rows if strategy == "rows" else classes.plan(p, wanted, memory or CLASSES_BYTES)
 
 
 def _forward(

@@ -12,7 +12,7 @@ from torch import Tensor
 from losszoo.ir.expr import topological
 from losszoo.ir.interpreter import evaluate
 from losszoo.runtime import interpret
-from losszoo.runtime.arguments import FLOATS, Call, expanded, check, describe
+from losszoo.runtime.arguments import FLOATS, Call, check, describe, expanded
 from losszoo.runtime.autograd import compiled
 from losszoo.spec.declare import WEIGHT, Spec
 from losszoo.spec.operands import ClassWeight, Index, Operand, Row, Scalar

@@ -82,18 +82,19 @@ class Rows:
 
 def plan(p: Problem, wanted: frozenset[str], memory: int) -> Rows:
     """As few chunks as `memory` bytes for logits and their gradient allow, all about as large."""
-    copies = 2 if p.wrt(wanted) and not in_place(p) else 1
+    wrt = p.wrt(wanted)
+    copies = 1 if p.logits not in wrt or in_place(p, wrt) else 2
     return Rows(chunk_size(p.rows, p.width * p.dtype.itemsize * copies, memory), memory)
 
 
-def in_place(p: Problem) -> bool:
+def in_place(p: Problem, wrt: tuple[str, ...]) -> bool:
     """Whether the gradient of logits may be written over them.
 
     A thread that looks up x[y] must not find another's gradient there. On the CPU loops that may overlap are not vectorised.
     """
     if p.interpreted or p.device.type != "cuda":
         return False
-    backward = scheduled(p.call.spec, p.call.choice, (p.logits,)).backward
+    backward = scheduled(p.call.spec, p.call.choice, wrt).backward
     return all(node.op != "pick" for node in backward.nodes())
 
 
@@ -105,7 +106,7 @@ class _Work:
         self.weight, self.bias = p.weight.to(p.dtype), None if p.bias is None else p.bias.to(p.dtype)
         self.logits = torch.empty(size, p.width, dtype=p.dtype, device=p.device)
         written = p.logits in wrt and not p.interpreted
-        self.gradient = self.logits if not written or in_place(p) else torch.empty_like(self.logits)
+        self.gradient = self.logits if not written or in_place(p, wrt) else torch.empty_like(self.logits)
 
 
 class _Part:

@@ -13,7 +13,6 @@ from losszoo.surface import ENGINE_DOC, Argument, LossFunction
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_BYTES = 512 << 20
 OWN = ("input", "linear_weight", "linear_bias", "strategy", "chunk_bytes")
 
 
@@ -88,7 +87,7 @@ def _signature(spec: Spec, logits: Operand) -> inspect.Signature:
         engine["ignore_index"] = None
     if not spec.own_weight:
         engine[WEIGHT] = None
-    engine |= {"normalizer": None, "strategy": None, "chunk_bytes": CHUNK_BYTES}
+    engine |= {"normalizer": None, "strategy": None, "chunk_bytes": None}
     optional += [inspect.Parameter(name, name_only, default=value) for name, value in engine.items()]
     return inspect.Signature(required + optional)
 
@@ -115,7 +114,7 @@ LAYER_DOC = """\
             up to four sums are rounded to 16 bits, of which one would be rounded anyway.
         "classes": all rows, as many classes as fit in chunk_bytes. Four products. linear_weight's gradient is complete in one
             product a chunk, input's is summed in float32. Memory: chunk_bytes and 4 N F bytes.
-    chunk_bytes: of memory for logits and their gradient at a time.
+    chunk_bytes: of memory for logits and their gradient at a time; None stands for 512 MiB of rows, 128 MiB of classes.
 Shapes: (...) stands for the axes of the rows, which one value a row and the loss have too; a vector a row is (..., C). With input
 (N, F) the linear_weight may also be (C, d1, ..., F), linear_bias (C, d1, ...): then one value a row is (N, d1, ...), a vector a
 row (N, C, d1, ...).

@@ -14,7 +14,7 @@ import losszoo
 from tests.linear.cases import close
 
 INFOS = [op for op in op_db if op.name == "nn.functional.linear_cross_entropy"]
-there = pytest.mark.skipif(not INFOS, reason=f"torch {torch.__version__} has no such function; losszoo's is held to torch's product and loss")
+there = pytest.mark.skipif(not INFOS, reason=f"torch {torch.__version__} has no such function")
 
 
 def in_double(value: object) -> object:
