@@ -14,7 +14,8 @@ def product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
         assert not add, f"a sum of products of {a.dtype} in {out.dtype}"
         out.copy_(a @ b)
     elif out.device.type == "cuda":
-        torch.addmm(out, a, b, out.dtype, beta=int(add), out=out)
+        whole = out.unsqueeze(0)  # to which torch 2.9's addmm adds no product of another type
+        torch.baddbmm(whole, a.unsqueeze(0), b.unsqueeze(0), out.dtype, beta=int(add), out=whole)
     else:
         torch.addmm(out, a.to(out.dtype), b.to(out.dtype), beta=int(add), out=out)
 
