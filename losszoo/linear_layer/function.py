@@ -146,13 +146,12 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.names)
-        tensors, kept = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
-        denominator = kept.pop(0) if ctx.divided else None
-        p = ctx.p.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        saved = iter(ctx.saved_tensors)
+        p = ctx.p.with_tensors({name: next(saved) for name in ctx.names})
+        denominator = next(saved) if ctx.divided else None
+        kept = list(saved)
         if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
-            p = p.divided_by(denominator)
-            found = _differentiable(p, ctx.wanted, upstream)
+            found = _differentiable(p.divided_by(denominator), ctx.wanted, upstream)
         elif ctx.early is None:
             found = _backward(p, ctx.strategy, ctx.wanted, kept, denominator, upstream)
         else:

@@ -41,7 +41,7 @@ class Rows:
         for begin, end, part in self._parts(p, wanted):
             losses[begin:end], state = part.losses(keep=bool(wanted))
             if grads and scale is not None:
-                grads.add(begin, end, part.input, part.gradients(scale, state))
+                grads.add(begin, end, part, part.gradients(scale, state))
             elif wanted:
                 kept.append(state)
         return losses, None if grads is None else grads.results(), kept
@@ -50,7 +50,7 @@ class Rows:
         """The gradients of `wanted`. `upstream` is one number, or one a row."""
         grads = _Gradients(p, wanted, self)
         for (begin, end, part), state in zip(self._parts(p, wanted), kept, strict=True):
-            grads.add(begin, end, part.input, part.gradients(upstream[begin:end] if upstream.ndim else upstream, state))
+            grads.add(begin, end, part, part.gradients(upstream[begin:end] if upstream.ndim else upstream, state))
         return grads.results()
 
     def chunks(self, p: Problem) -> int:
@@ -113,12 +113,12 @@ class _Part:
     """A chunk: its logits, in memory that the next one takes over, and the kernels that take them."""
 
     def __init__(self, work: _Work, p: Problem) -> None:
-        self.input, self.wrt, self.logits = p.input.to(p.dtype), work.wrt, p.logits
+        self.input, self.weight, self.wrt = p.input.to(p.dtype), work.weight, work.wrt
         logits = work.logits[: p.rows]
         if work.bias is None:
-            torch.mm(self.input, work.weight.t(), out=logits)
+            torch.mm(self.input, self.weight.t(), out=logits)
         else:
-            torch.addmm(work.bias, self.input, work.weight.t(), out=logits)
+            torch.addmm(work.bias, self.input, self.weight.t(), out=logits)
         shape = p.call.operands[p.logits].shape
         operands = {**p.call.operands, p.logits: logits.view(shape)}
         self.call = replace(p.call, operands=operands, reduction="none", normalizer=None)
@@ -131,7 +131,7 @@ class _Part:
         return losses, losses.new_empty(0)
 
     def gradients(self, upstream: Tensor, kept: Tensor) -> dict[str, Tensor]:
-        """By operand; that of the logits, if it is wanted, as a matrix under the name of the input, whose rows it has."""
+        """By operand."""
         if self.prepared:
             found = kernels.backward(self.prepared, upstream, kept)
         else:
@@ -160,23 +160,22 @@ class _Gradients:
 
     def __init__(self, p: Problem, wanted: frozenset[str], strategy: Rows) -> None:
         self.p, self.begun = p, False
-        self.weight = p.weight.to(p.dtype) if INPUT in wanted else None
         types = {LINEAR_WEIGHT: strategy.sum_type(p), LINEAR_BIAS: wide(p.dtype)}
         self.tensors = p.tensors
         asked = {name: x for name, x in self.tensors.items() if name in wanted}
         self.found = {n: torch.empty(x.shape, dtype=types.get(n, x.dtype), device=x.device) for n, x in asked.items()}
 
-    def add(self, begin: int, end: int, input: Tensor, gradients: dict[str, Tensor]) -> None:
+    def add(self, begin: int, end: int, part: _Part, gradients: dict[str, Tensor]) -> None:
         """Take what a chunk gives: the gradients of its logits and of the loss's other operands."""
         for name, gradient in gradients.items():
             if name != self.p.logits:
                 self.found[f".{name}"][begin:end] = gradient
                 continue
             gradient = gradient.reshape(end - begin, self.p.width)
-            if self.weight is not None:
-                product(self.found[INPUT][begin:end], gradient, self.weight)
+            if INPUT in self.found:
+                product(self.found[INPUT][begin:end], gradient, part.weight)
             if LINEAR_WEIGHT in self.found:
-                product(self.found[LINEAR_WEIGHT], gradient.t(), input, add=self.begun)
+                product(self.found[LINEAR_WEIGHT], gradient.t(), part.input, add=self.begun)
             if LINEAR_BIAS in self.found:
                 total = gradient.sum(0, dtype=self.found[LINEAR_BIAS].dtype)
                 self.found[LINEAR_BIAS] = self.found[LINEAR_BIAS] + total if self.begun else total
