@@ -21,7 +21,8 @@ class Pool:
     """`run(ranks, job, *arguments)` calls job(group, *arguments) in that many processes and gives what each returned."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.parallel.jobs", "tests.parallel.cases"])  # imported once for all
         folder = tempfile.mkdtemp()
         self.pipes, self.processes = [], []
         for rank in range(size):
