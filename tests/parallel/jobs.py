@@ -14,6 +14,7 @@ import losszoo
 from examples.distillation import kl_distillation_loss
 from losszoo.compat.megatron import vocab_parallel_cross_entropy
 from losszoo.parallel import sharded
+from tests.parallel.cases import where
 
 
 def data(rows=6, classes=50, dtype=torch.float32):
@@ -22,7 +23,7 @@ def data(rows=6, classes=50, dtype=torch.float32):
     x = torch.randn(rows, classes, generator=g).to(dtype)
     y = torch.randint(classes, (rows,), generator=g)
     y[1] = -100
-    return x, y, torch.rand(classes, generator=g) + 0.5
+    return x.to(where()), y.to(where()), (torch.rand(classes, generator=g) + 0.5).to(where())
 
 
 def mine(group, x, classes=50):
@@ -47,7 +48,7 @@ def all_ignored(group):
     shard.data[0, 0] = float("nan")
     loss = sharded(losszoo.cross_entropy, group)(shard, torch.full_like(y, -100))
     loss.backward()
-    return loss.detach(), shard.grad
+    return loss.detach().cpu(), shard.grad.cpu()
 
 
 def extreme(group):
@@ -95,7 +96,7 @@ def module(group):
     part, first = mine(group, x)
     made = sharded(losszoo.cross_entropy, group).module("VocabLoss")(weight=w, label_smoothing=0.1)
     torch.testing.assert_close(made(part, y), F.cross_entropy(x, y, w, label_smoothing=0.1))
-    half = sharded(losszoo.cross_entropy, group)(part, y, normalizer=torch.tensor(7.0))
+    half = sharded(losszoo.cross_entropy, group)(part, y, normalizer=torch.tensor(7.0, device=where()))
     torch.testing.assert_close(half, F.cross_entropy(x, y, reduction="sum") / 7)
 
 
@@ -115,6 +116,32 @@ def compiled(group):
         results.append((value.detach(), shard.grad))
     for eager, traced in zip(*results, strict=True):
         assert torch.equal(eager, traced)
+
+
+def captured(group):
+    """In a CUDA graph, collective and all, replayed on other values."""
+    x, y, _ = data(64, 5000, torch.bfloat16)
+    shard = mine(group, x, 5000)[0].clone().requires_grad_()
+    loss = sharded(losszoo.cross_entropy, group)
+    one = torch.ones((), device="cuda")
+
+    def step():
+        value = loss(shard, y, label_smoothing=0.1)
+        return value.detach(), torch.autograd.grad(value, shard, one)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static = step()
+    shard.data.mul_(1.5)
+    graph.replay()
+    for got, expected in zip(static, step(), strict=True):
+        assert torch.equal(got, expected)
 
 
 def without_kernels(group):
@@ -138,7 +165,7 @@ def without_kernels(group):
 
 def distributed_tensor(group):
     """A DTensor split along its classes, whatever else is a DTensor; and one that is split in no way."""
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, where())
     x, y, w = data(classes=10)  # by DTensor's rule four ranks have 3, 3, 3 and 1 of them
     whole = x.clone().requires_grad_()
     expected = F.cross_entropy(whole, y, w, label_smoothing=0.1)
@@ -188,6 +215,35 @@ def megatron(group, smoothing):
     loss.sum().backward()
     torch.testing.assert_close(loss, expected.view(3, 2))
     torch.testing.assert_close(shard.grad, whole.grad[:, 12 * rank : 12 * rank + 12].reshape(3, 2, 12))
+
+
+def over_batches(group, wrapped, grad_of):
+    """A model on each rank with its part of the batch: the gradient is that of the mean over the items of all ranks."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(0)
+    inputs, y = torch.randn(4 * world, 5).to(where()), torch.randint(14, (4 * world,)).to(where())
+    layer = torch.nn.Linear(5, 14).to(where())
+    y[:3] = -100
+    F.cross_entropy(layer(inputs), y).backward()
+    own, mine = copy.deepcopy(layer), slice(4 * rank, 4 * rank + 4)
+    own.zero_grad()
+    model = wrapped(own, group)
+    count = losszoo.parallel.global_count((y[mine] != -100).sum(), group)
+    losszoo.cross_entropy(model(inputs[mine]), y[mine], normalizer=count).backward()
+    for expected, got in zip(layer.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(grad_of(got), expected.grad)
+
+
+def ddp(group):
+    from torch.nn.parallel import DistributedDataParallel
+
+    over_batches(group, lambda model, group: DistributedDataParallel(model, process_group=group), lambda p: p.grad)
+
+
+def fsdp2(group):
+    from torch.distributed.fsdp import fully_shard
+
+    over_batches(group, lambda model, group: fully_shard(model, mesh=DeviceMesh.from_group(group, where())), lambda p: p.grad.full_tensor())
 
 
 def data_parallel(group):

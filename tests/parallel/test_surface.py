@@ -26,6 +26,11 @@ def test_data_parallel_and_sharded():
     pool().run(4, jobs.data_parallel)
 
 
+@pytest.mark.parametrize("job", [jobs.ddp, jobs.fsdp2], ids=lambda job: job.__name__)
+def test_the_mean_over_all_batches(job):
+    pool().run(2, job)
+
+
 def test_a_stray_label_is_an_error_on_every_rank():
     said = pool().run(3, jobs.stray)
     assert len(set(said)) == 1 and "row 0" in said[0] and "label < 50" in said[0]
