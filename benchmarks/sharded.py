@@ -53,6 +53,7 @@ class Result:
     rows: int
     classes: int
     floor_us: float
+    collective_us: float  # alone; with the floor it is what the model of docs/parallel.md says
     figures: dict[str, Figure] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
 
@@ -177,7 +178,10 @@ def measure(rows: int, classes: int, clock: RankClock, bandwidth: float) -> Resu
     x = torch.randn(rows, local, device="cuda", dtype=torch.bfloat16, generator=generator).requires_grad_()
     y = torch.randint(classes, (rows,), device="cuda", generator=torch.Generator("cuda").manual_seed(7))
     shard = x.numel() * x.element_size()
-    result = Result(rows, classes, 1e6 * 3 * shard / bandwidth)
+    states = torch.zeros(3, rows, device="cuda")
+    gathered = states.new_empty(RANKS * 3, rows)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    result = Result(rows, classes, 1e6 * 3 * shard / bandwidth, clock.together(lambda: gather(gathered, states)))
     functions = {**dict(peers()), "losszoo": sharded(losszoo.cross_entropy, sizes=[local] * RANKS)}
     for name, function in functions.items():
         def work(name=name, function=function) -> Tensor:
@@ -220,7 +224,7 @@ def judge(result: Result, same: bool) -> None:
 
 
 def show(result: Result) -> None:
-    title = f"{result.rows}x{result.classes} bf16 over {RANKS}: floor {result.floor_us:.0f} us"
+    title = f"{result.rows}x{result.classes} bf16 over {RANKS}: floor {result.floor_us:.0f} us, collective {result.collective_us:.0f} us"
     print(f"\n{title}" + "".join(f"   MISSED {m}" for m in result.missed))
     for name, f in result.figures.items():
         text = f"  {name:<15}{f.gpu_us:10.1f} us{f.percent_of_floor:7.1f} %   extra {f.extra_bytes / 1e6:9.2f} MB"

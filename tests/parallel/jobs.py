@@ -246,6 +246,12 @@ def fsdp2(group):
     over_batches(group, lambda model, group: fully_shard(model, mesh=DeviceMesh.from_group(group, where())), lambda p: p.grad.full_tensor())
 
 
+def example(group):
+    from examples.sharded import train
+
+    return train(group)
+
+
 def data_parallel(group):
     """DistributedDataParallel around a model whose logits are split: two by two, the mean over the items of all."""
     from torch.nn.parallel import DistributedDataParallel

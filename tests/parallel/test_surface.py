@@ -31,6 +31,12 @@ def test_the_mean_over_all_batches(job):
     pool().run(2, job)
 
 
+def test_the_example_learns_the_same_with_any_number_of_ranks():
+    alone, *_ = pool().run(1, jobs.example)
+    for losses in pool().run(3, jobs.example):
+        assert losses == pytest.approx(alone, rel=1e-4) and losses[-1] < 0.5 * losses[0]
+
+
 def test_a_stray_label_is_an_error_on_every_rank():
     said = pool().run(3, jobs.stray)
     assert len(set(said)) == 1 and "row 0" in said[0] and "label < 50" in said[0]
