@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from losszoo.parallel.shards import Shards
 from losszoo.runtime import autograd, dispatch, ops
@@ -89,8 +88,9 @@ class _Function(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
+            raise NotImplementedError(f"{ctx.call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
         kept, *tensors = ctx.saved_tensors
         call = ctx.call.with_operands(dict(zip(ctx.call.kinds, tensors, strict=True)))
         found = dict(zip(ctx.wrt, ctx.shards.backward(call, ctx.wrt, grad, kept), strict=True))

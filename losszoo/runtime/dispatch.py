@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from losszoo.runtime.autograd import compute
 from losszoo.runtime.plans import plan
 from losszoo.spec.declare import Spec
 
+DTENSORS = "torch.distributed.tensor"
 compiling = torch.compiler.is_compiling
 
 
@@ -37,6 +39,11 @@ def traced(spec: Spec, output: str) -> Callable[..., Tensor]:
 def _watched() -> bool:
     """Whether a mode is about that wants to see operators: fake tensors, make_fx and the like."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _is_distributed(x: object) -> bool:
+    """Whether it is a DTensor. If torch's module was not imported, there are none, and its import takes long."""
+    return type(x) is not Tensor and isinstance(x, Tensor) and isinstance(x, getattr(sys.modules.get(DTENSORS), "DTensor", ()))
 
 
 def checker(spec: Spec, output: str = "loss") -> Callable[..., Call]:
@@ -62,6 +69,10 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
         return traced(spec, output)
 
     def by_python(*arguments: object) -> Tensor:
+        if any(map(_is_distributed, arguments)):
+            from losszoo.parallel.dtensor import compute_distributed
+
+            return compute_distributed(spec, output, arguments)
         if not interpreted and _watched():
             return operator()(*arguments)
         return compute(checked(*arguments), interpreted)

@@ -61,13 +61,18 @@ def case_of(where: str, call: Call, sizes: tuple[int, ...], split_weights: bool,
     return Case(where, tensors, options, rows, tuple(call.differentiable), sizes, upstream, told)
 
 
+def where() -> str:
+    """The device of this rank's tensors."""
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+
+
 def shard(x: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
     return x.narrow(class_axis(x.ndim), sum(sizes[:rank]), sizes[rank])
 
 
 def job(group: dist.ProcessGroup, case: Case) -> Result:
     rank = dist.get_rank(group)
-    tensors = {n: shard(x, case.sizes, rank) if n in case.rows else x for n, x in case.tensors.items()}
+    tensors = {n: (shard(x, case.sizes, rank) if n in case.rows else x).to(where()) for n, x in case.tensors.items()}
     if case.upstream is not None:
         tensors = {n: x.detach().requires_grad_(n in case.differentiable) for n, x in tensors.items()}
     before = {n: x.detach().clone() for n, x in tensors.items()}
@@ -86,13 +91,14 @@ def job(group: dist.ProcessGroup, case: Case) -> Result:
         grads = {}
         if case.upstream is not None:
             leaves = [tensors[n] for n in case.differentiable]
-            found_grads = torch.autograd.grad(loss, leaves, case.upstream, retain_graph=True)
-            again = torch.autograd.grad(loss, leaves, case.upstream)
+            upstream = case.upstream.to(where())
+            found_grads = torch.autograd.grad(loss, leaves, upstream, retain_graph=True)
+            again = torch.autograd.grad(loss, leaves, upstream)
             assert all(same_bits(a, b) for a, b in zip(found_grads, again, strict=True)), "two backward passes differ"
-            grads = dict(zip(case.differentiable, found_grads, strict=True))
+            grads = {n: g.cpu() for n, g in zip(case.differentiable, found_grads, strict=True)}
     for name, x in tensors.items():
         assert same_bits(before[name], x.detach()), f"{name} was written"
-    return Result(loss.detach(), grads, made)
+    return Result(loss.detach().cpu(), grads, made)
 
 
 def together(case: Case, results: list[Result], name: str) -> Tensor:
@@ -105,6 +111,5 @@ def together(case: Case, results: list[Result], name: str) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bytes(a.contiguous().view(-1).view(torch.uint8).numpy()) == bytes(
-        b.contiguous().view(-1).view(torch.uint8).numpy()
-    )
+    a, b = (x.cpu().contiguous().view(-1) for x in (a, b))
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))

@@ -1,10 +1,9 @@
-"""Processes that are ranks of one gloo group, started once and given many jobs."""
+"""Processes that are ranks of one group, started once and given many jobs."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
-import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -20,13 +19,14 @@ LIMIT = 240  # seconds for a job: a loaded machine that has to compile
 class Pool:
     """`run(ranks, job, *arguments)` calls job(group, *arguments) in that many processes and gives what each returned."""
 
-    def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, size: int, backend: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.parallel.jobs", "tests.parallel.cases"])  # imported once for all
         folder = tempfile.mkdtemp()
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, os.path.join(folder, "store"), theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, backend, f"{folder}/store", theirs), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -46,21 +46,27 @@ class Pool:
         return [result for _, result in results]
 
     def close(self) -> None:
-        pool.cache_clear()
+        started.cache_clear()
         for process in self.processes:
             process.kill()
 
 
 @cache
-def pool() -> Pool:
-    made = Pool(4)
+def started(size: int, backend: str) -> Pool:
+    made = Pool(size, backend)
     atexit.register(made.close)
     return made
 
 
-def _serve(rank: int, size: int, store: str, pipe: Any) -> None:
+def pool() -> Pool:
+    return started(4, "gloo")
+
+
+def _serve(rank: int, size: int, backend: str, store: str, pipe: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     groups = {n: dist.new_group(list(range(n))) for n in range(1, size + 1)}
     while True:
         try:

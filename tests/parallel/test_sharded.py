@@ -46,13 +46,13 @@ def choice_of(where, kinds, free):
     )  # fmt: skip
 
 
-def hold(where, call, sizes, split_weights, told, upstream_seed):
-    """The ranks' results against the whole rows in the interpreter."""
+def hold(where, call, sizes, split_weights, told, upstream_seed, ranks):
+    """The results of the ranks, processes of a pool, against the whole rows in the interpreter."""
     torch.manual_seed(upstream_seed)
     upstream = torch.randn(call.shape if call.reduction == "none" else (), dtype=call.real)
     wrt = tuple(call.differentiable)
     case = case_of(where, call, sizes, split_weights, told, upstream)
-    results = pool().run(len(sizes), job, case)
+    results = ranks.run(len(sizes), job, case)
     passes = len(scheduled(call.spec, call.choice, wrt, True).forward.passes)
     expected = 0 if len(sizes) == 1 else passes * (call.rows > 0) + (not told)
     for result in results:
@@ -96,6 +96,6 @@ def test_sharded_is_unsharded(where, dtype, kinds, free):
         reduction = data.draw(st.sampled_from(("none", "mean", "sum")), "reduction")
         seed = data.draw(st.integers(0, 2**31), "seed")
         call = testing._draw(spec, choice, dtype, layout, shape, reduction, seed, RANGES, "cpu")
-        hold(where, call, sizes, data.draw(st.booleans(), "split weights"), data.draw(st.booleans(), "sizes told"), seed % 1000)
+        hold(where, call, sizes, data.draw(st.booleans(), "split weights"), data.draw(st.booleans(), "sizes told"), seed % 1000, pool())
 
     holds()
