@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from losszoo.linear_layer.problem import make
 from losszoo.runtime.arguments import describe
 from losszoo.spec.declare import WEIGHT, Spec
 
+if TYPE_CHECKING:
+    from losszoo.parallel.shards import Shards
+
 STRATEGIES = ("rows", "classes")
 
 
@@ -22,20 +25,27 @@ def outside_of_graphs() -> Callable[..., Tensor]:
     return torch.compiler.disable(run, reason="a loss behind a linear layer goes through its logits in chunks")
 
 
-def run(spec: Spec, logits: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def run(
+    spec: Spec, logits: str, signature: inspect.Signature, shards: Shards | None, args: tuple, kwargs: dict[str, Any]
+) -> Tensor:
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    strategy, memory = given["strategy"], given["chunk_bytes"]
+    strategy, memory = given.get("strategy"), given["chunk_bytes"]
     if strategy is not None and strategy not in STRATEGIES:
         raise ValueError(f"strategy: got {strategy!r}, expected None, 'rows' or 'classes'")
     if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
         raise ValueError(f"chunk_bytes: got {describe(memory)}, expected None or a whole number of at least 1")
     parameters, statics = (tuple(given[a.name] for a in group) for group in (spec.parameters, spec.statics))
     operands = {o.name: given[o.name] for o in spec.operands if o.name != logits}
+    whole = None
+    if shards is not None:
+        weight = given["linear_weight"]
+        shards.settle(weight.t() if isinstance(weight, Tensor) and weight.ndim == 2 else None)
+        whole = shards.whole
     problem, shape = make(
         spec, logits, given["input"], given["linear_weight"], given["linear_bias"], operands, parameters, statics,
-        given.get("ignore_index"), given["reduction"], None if spec.own_weight else given[WEIGHT], given["normalizer"],
+        given.get("ignore_index"), given["reduction"], None if spec.own_weight else given[WEIGHT], given["normalizer"], whole,
     )  # fmt: skip
-    loss = compute(problem, strategy, memory)
+    loss = compute(problem, strategy, memory, shards)
     return loss.reshape(shape) if loss.ndim else loss

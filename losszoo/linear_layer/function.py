@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from losszoo.linear_layer.problem import LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.scale import scale
 from losszoo.runtime import autograd
 from losszoo.runtime.labels import check_labels
+
+if TYPE_CHECKING:
+    from losszoo.parallel.shards import Shards
 
 
 class Strategy(Protocol):
@@ -27,14 +30,17 @@ class Strategy(Protocol):
     def backward(self, p: Problem, wanted: frozenset[str], kept: list[Tensor], upstream: Tensor) -> dict[str, Tensor]: ...
 
 
-def compute(problem: Problem, strategy: str | None, memory: int | None) -> Tensor:
-    """The loss of a checked call."""
+def compute(problem: Problem, strategy: str | None, memory: int | None, shards: Shards | None = None) -> Tensor:
+    """The loss of a checked call, of which this rank has the classes that `shards` says, or all."""
     if problem.device.type == "cpu" or os.environ.get("LOSSZOO_CHECK") == "1":
         check_labels(problem.call)
     able = {*problem.layer, *(f".{name}" for name in problem.call.differentiable)}
     tensors = problem.tensors
     wanted = frozenset(n for n, x in tensors.items() if n in able and x.requires_grad) if torch.is_grad_enabled() else frozenset()
-    chosen = choose(problem, wanted, strategy, memory)
+    if shards is None:
+        chosen = choose(problem, wanted, strategy, memory)
+    else:
+        chosen = classes.plan(problem, wanted, memory or CLASSES_BYTES, shards)
     if wanted:
         return _Function.apply(problem, chosen, wanted, tuple(tensors), *tensors.values())
     with torch.no_grad():
@@ -151,6 +157,8 @@ class _Function(torch.autograd.Function):
         denominator = next(saved) if ctx.divided else None
         kept = list(saved)
         if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
+            if isinstance(ctx.strategy, classes.Classes) and ctx.strategy.shards is not None:
+                raise NotImplementedError(f"{p.call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
             found = _differentiable(p.divided_by(denominator), ctx.wanted, upstream)
         elif ctx.early is None:
             found = _backward(p, ctx.strategy, ctx.wanted, kept, denominator, upstream)

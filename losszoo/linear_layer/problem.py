@@ -134,10 +134,10 @@ class Problem:
 def _counts(problem: Problem, logits: Tensor) -> Tensor:
     """What the rows add to the denominator: by torch's operations, since without the logits it is a few numbers a row."""
     call = problem.call
-    nothing = torch.zeros((), dtype=call.real, device=problem.device)
-    operands = {n: nothing.expand(v.shape) if call.kinds[n] is Row and not problem.counts_logits() else v for n, v in call.operands.items()}
-    if problem.counts_logits():
-        operands[problem.logits] = logits
+    operands = {**call.operands, problem.logits: logits}
+    if not problem.counts_logits():
+        nothing = torch.zeros((), dtype=call.real, device=problem.device).expand(call.rows, call.classes)
+        operands = {n: nothing if call.kinds[n] is Row else v for n, v in operands.items()}
     counts = evaluate(torch, [call.spec.trace(call.choice).outputs["counts"]], interpret.leaf_values(call, operands))[0]
     ignored, _ = interpret.label_masks(call, operands)
     counts = counts.expand(call.rows, 1)
@@ -146,10 +146,17 @@ def _counts(problem: Problem, logits: Tensor) -> Tensor:
 
 def make(
     spec: Spec, logits: str, input: Tensor, weight: Tensor, bias: Tensor | None, operands: Mapping[str, object], parameters: tuple,
-    statics: tuple, ignore_index: int | None, reduction: str, item_weight: object, normalizer: object,
+    statics: tuple, ignore_index: int | None, reduction: str, item_weight: object, normalizer: object, whole: int | None = None,
 ) -> tuple[Problem, torch.Size]:  # fmt: skip
-    """The problem of a public function's arguments, and the shape of the unreduced loss; or TypeError, ValueError, IndexError."""
+    """The problem of a public function's arguments, and the shape of the unreduced loss; or TypeError, ValueError.
+
+    whole: the number of all classes, where this rank's are some of them.
+    """
     dtype = _check_layer(input, weight, bias)
+    if weight.shape[0] == 0 and whole is None:
+        raise ValueError(f"{LINEAR_WEIGHT}: got {describe(weight)}, expected at least one class")
+    if weight.ndim > 2 and whole is not None:
+        raise ValueError(f"{LINEAR_WEIGHT}: got {describe(weight)}, expected the two axes (classes of this rank, in_features)")
     rows, inner = input.shape[:-1], weight.shape[1:-1]
     shape = torch.Size([*rows, *inner])
     count = math.prod(rows)
@@ -161,12 +168,26 @@ def make(
     if ignore_index is not None and spec.labelled and not labels:
         raise ValueError(f"ignore_index: got {ignore_index!r}, but there are no class labels that could be ignored")
     ignore_index = -100 if ignore_index is None else ignore_index
-    call = check(spec, given, parameters, statics, ignore_index, reduction, item_weight, normalizer)
+    call = check(spec, given, parameters, statics, ignore_index, reduction, item_weight, normalizer, whole=whole)
     uniform = {n: v.to(call.real) if call.kinds[n] in (ClassWeight, Scalar) else v for n, v in call.operands.items()}
     flat_input, flat_weight = input.reshape(count, input.shape[-1]), weight.flatten(0, -2)
     flat_bias = None if bias is None else bias.flatten()
     call = replace(call, operands=uniform)
-    return Problem(call, logits, flat_input, flat_weight, flat_bias, dtype, not compiled(input.device.type)), shape
+    problem = Problem(call, logits, flat_input, flat_weight, flat_bias, dtype, not compiled(input.device.type))
+    if whole is not None:
+        _check_sharded(problem)
+    return problem, shape
+
+
+def _check_sharded(p: Problem) -> None:
+    """Refuse what takes more than one collective a pass."""
+    for name, value in p.call.operands.items():
+        if p.call.kinds[name] is ClassWeight and value.numel() != p.call.classes:
+            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected ({p.call.classes},): one value for each class of all ranks")
+    if p.call.reduction == "mean" and p.call.normalizer is None and p.counts_logits():
+        raise ValueError(f"reduction: the mean of {p.call.spec.name} divides by what depends on all logits of a row; give a normalizer")
+    if p.interpreted:
+        raise NotImplementedError(f"{p.call.spec.name}: its linear layer's classes can be split over ranks only where there is a compiler")
 
 
 def _check_layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
@@ -188,8 +209,6 @@ def _check_layer(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dt
         raise ValueError(f"{LINEAR_WEIGHT}: got {describe(weight)}, expected (classes, {features}): the last axis is that of {INPUT}")
     if weight.ndim > 2 and input.ndim != 2:
         raise ValueError(f"{INPUT}: got {describe(input)}, expected (N, {features}) where {LINEAR_WEIGHT} has more than two axes")
-    if weight.shape[0] == 0:
-        raise ValueError(f"{LINEAR_WEIGHT}: got {describe(weight)}, expected at least one class")
     if bias is not None and bias.shape != weight.shape[:-1]:
         raise ValueError(f"{LINEAR_BIAS}: got {describe(bias)}, expected shape {tuple(weight.shape[:-1])} like {LINEAR_WEIGHT}")
     dtypes = {value.dtype for value in given.values()}

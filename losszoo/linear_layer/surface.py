@@ -13,6 +13,8 @@ from losszoo.surface import ENGINE_DOC, Argument, LossFunction
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from losszoo.parallel.shards import Shards
+
 OWN = ("input", "linear_weight", "linear_bias", "strategy", "chunk_bytes")
 
 
@@ -26,6 +28,11 @@ def linear(loss: LossFunction) -> Callable[..., Tensor]:
     `linear_weight` in the place of that operand, the loss's other operands, and by keyword the loss's options, `linear_bias`,
     `strategy` and `chunk_bytes`; its docstring says what they are. Raises TypeError for what is no such loss.
     """
+    return fused(loss)
+
+
+def fused(loss: LossFunction, shards: Shards | None = None) -> Callable[..., Tensor]:
+    """The function that `linear` makes, of all classes or of those of each rank."""
     spec = getattr(loss, "spec", None)
     if not isinstance(spec, Spec):
         raise TypeError(f"linear: got {loss!r}, expected a loss made by @losszoo.loss")
@@ -35,7 +42,7 @@ def linear(loss: LossFunction) -> Callable[..., Tensor]:
     taken = {name for name in spec.order if name != logits.name} & set(OWN)
     if taken:
         raise TypeError(f"linear: {spec.name} has an argument {min(taken)!r}, which is one of the linear layer's")
-    signature = _signature(spec, logits)
+    signature = _signature(spec, logits, shards is None)
 
     # The runtime imports torch; a spec can be declared and rendered without it.
     from losszoo.linear_layer import call
@@ -53,18 +60,18 @@ def linear(loss: LossFunction) -> Callable[..., Tensor]:
     def function(*args: Any, **kwargs: Any) -> Tensor:
         if dispatch.compiling():
             prepare()
-            return scope["run"](spec, logits.name, signature, args, kwargs)
-        return call.run(spec, logits.name, signature, args, kwargs)
+            return scope["run"](spec, logits.name, signature, shards, args, kwargs)
+        return call.run(spec, logits.name, signature, shards, args, kwargs)
 
     function.__name__ = f"linear_{spec.name}"
     function.__qualname__ = function.__name__
     function.__module__ = loss.__module__
     function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__doc__ = _documentation(spec, logits)
+    function.__doc__ = _documentation(spec, logits, shards is None)
     return function
 
 
-def _signature(spec: Spec, logits: Operand) -> inspect.Signature:
+def _signature(spec: Spec, logits: Operand, alone: bool) -> inspect.Signature:
     """What must be given by position, as in torch's own; everything else by keyword."""
     place, name_only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     required = [inspect.Parameter("input", place), inspect.Parameter("linear_weight", place)]
@@ -87,12 +94,12 @@ def _signature(spec: Spec, logits: Operand) -> inspect.Signature:
         engine["ignore_index"] = None
     if not spec.own_weight:
         engine[WEIGHT] = None
-    engine |= {"normalizer": None, "strategy": None, "chunk_bytes": None}
+    engine |= {"normalizer": None, **({"strategy": None} if alone else {}), "chunk_bytes": None}
     optional += [inspect.Parameter(name, name_only, default=value) for name, value in engine.items()]
     return inspect.Signature(required + optional)
 
 
-def _documentation(spec: Spec, logits: Operand) -> str:
+def _documentation(spec: Spec, logits: Operand, alone: bool) -> str:
     others = [o for o in spec.operands if o is not logits]
     lines = [f"`{spec.name}` of `{logits.name}` = input @ linear_weight.T + linear_bias, logits that are never in memory as a whole."]
     lines += ["", spec.doc, "", "Arguments:"]
@@ -103,10 +110,15 @@ def _documentation(spec: Spec, logits: Operand) -> str:
     lines.append("    linear_bias: (C), or None.")
     names = [*(["ignore_index"] if spec.labelled else []), "reduction", *([] if spec.own_weight else [WEIGHT]), "normalizer"]
     lines += [f"    {ENGINE_DOC[n]}{' None stands for -100.' if n == 'ignore_index' else ''}" for n in names]
-    return "\n".join([*lines, *LAYER_DOC.splitlines()])
+    return "\n".join([*lines, *((STRATEGY_DOC if alone else SHARDED_DOC) + LAYER_DOC).splitlines()])
 
 
-LAYER_DOC = """\
+SHARDED_DOC = """\
+    chunk_bytes: of memory for logits and their gradient at a time; None stands for 128 MiB.
+Of linear_weight, linear_bias and operands with a vector a row each rank gives its own classes; class weights are of all classes; input
+and everything else are the same on every rank.
+"""
+STRATEGY_DOC = """\
     strategy: how the logits are gone through; None chooses by size. With N rows, and K chunks:
         "rows": whole rows, as many as fit in chunk_bytes. Three matrix products; four for reduction="none" and in float16, since
             there the gradient cannot be formed in the forward. Memory: chunk_bytes, and where K > 1 and the types have 16 bits, a
@@ -118,9 +130,11 @@ LAYER_DOC = """\
 Shapes: (...) stands for the axes of the rows, which one value a row and the loss have too; a vector a row is (..., C). With input
 (N, F) the linear_weight may also be (C, d1, ..., F), linear_bias (C, d1, ...): then one value a row is (N, d1, ...), a vector a
 row (N, C, d1, ...).
+"""
+LAYER_DOC = """\
 Types: the matrix products have the input's, under autocast autocast's. The loss of 16-bit operands is float32; of float64 ones, float64.
 On the CPU ignored rows cost no product; on CUDA, where leaving them out would wait for the device, they cost the same as others.
-A second derivative is right, and holds all logits in memory. Under torch.compile the call is a graph break.
+Under torch.compile the call is a graph break. A second derivative holds all logits in memory, and of sharded classes there is none.
 Raises:
     TypeError, ValueError: an argument of the wrong type, shape or device, named with what was expected.
     IndexError: a label out of range, on the CPU; on CUDA that row's loss and the gradients are nan (LOSSZOO_CHECK=1 raises)."""
