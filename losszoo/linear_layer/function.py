@@ -74,19 +74,18 @@ def _forward(
     p: Problem, strategy: Strategy, wanted: frozenset[str]
 ) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None, list[Tensor]]:
     """The loss, what it was divided by, and the gradients if they could be formed, or else what the backward wants."""
-    with torch.autocast(p.device.type, enabled=False):
-        denominator, kept = p.denominator(), p.kept()
-        early = _scale(p, denominator) if wanted and formed_early(p) else None
-        part = p if kept is None else p.select(kept)
-        losses, grads, states = strategy.forward(part, wanted, early)
-        if kept is not None:
-            losses = _spread(losses, kept, p.rows)
-            grads = grads and _spread_gradients(grads, kept, p)
-        if p.call.reduction == "none":
-            return losses, None, grads, states
-        total = losses.sum(dtype=torch.float64)
-        loss = total if denominator is None else total / denominator
-        return loss.to(p.call.real), denominator, grads, states
+    denominator, kept = p.denominator(), p.kept()
+    early = _scale(p, denominator) if wanted and formed_early(p) else None
+    part = p if kept is None else p.select(kept)
+    losses, grads, states = strategy.forward(part, wanted, early)
+    if kept is not None:
+        losses = _spread(losses, kept, p.rows)
+        grads = grads and _spread_gradients(grads, kept, p)
+    if p.call.reduction == "none":
+        return losses, None, grads, states
+    total = losses.sum(dtype=torch.float64)
+    loss = total if denominator is None else total / denominator
+    return loss.to(p.call.real), denominator, grads, states
 
 
 def formed_early(p: Problem) -> bool:
@@ -106,13 +105,12 @@ def _scale(p: Problem, denominator: Tensor | None) -> Tensor:
 def _backward(
     p: Problem, strategy: Strategy, wanted: frozenset[str], states: list[Tensor], denominator: Tensor | None, upstream: Tensor
 ) -> dict[str, Tensor]:
-    with torch.autocast(p.device.type, enabled=False):
-        upstream = (upstream if denominator is None else upstream / denominator).to(p.call.real)
-        kept = p.kept()
-        if kept is None:
-            return strategy.backward(p, wanted, states, upstream)
-        some = upstream[kept] if upstream.ndim else upstream
-        return _spread_gradients(strategy.backward(p.select(kept), wanted, states, some), kept, p)
+    upstream = (upstream if denominator is None else upstream / denominator).to(p.call.real)
+    kept = p.kept()
+    if kept is None:
+        return strategy.backward(p, wanted, states, upstream)
+    some = upstream[kept] if upstream.ndim else upstream
+    return _spread_gradients(strategy.backward(p.select(kept), wanted, states, some), kept, p)
 
 
 def _spread(x: Tensor, rows: Tensor, count: int) -> Tensor:
@@ -127,15 +125,15 @@ def _spread_gradients(grads: dict[str, Tensor], rows: Tensor, p: Problem) -> dic
 
 def _differentiable(p: Problem, wanted: frozenset[str], upstream: Tensor) -> dict[str, Tensor]:
     """The gradients, to be differentiated again: with all logits in memory, as torch's own functions have them."""
-    tensors = p.tensors
-    with torch.enable_grad():
+    tensors, names = p.tensors, sorted(wanted)
+    # Autocast may differ from that of the forward, which has left the type of the logits.
+    with torch.enable_grad(), torch.autocast(p.device.type, enabled=False):
         bias = None if p.bias is None else p.bias.to(p.dtype)
         logits = functional.linear(p.input.to(p.dtype), p.weight.to(p.dtype), bias)
         logits = logits.view(p.call.operands[p.logits].shape)
         call = replace(p.call, operands={**p.call.operands, p.logits: logits})
         loss = autograd.compute(call, p.interpreted)
-    names = sorted(wanted)
-    grads = torch.autograd.grad(loss, [tensors[n] for n in names], upstream, create_graph=True)
+        grads = torch.autograd.grad(loss, [tensors[n] for n in names], upstream, create_graph=True)
     return dict(zip(names, grads, strict=True))
 
 

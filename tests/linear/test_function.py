@@ -23,12 +23,12 @@ SMALL = 8 * 9 * 8  # bytes: a few rows, or a class or two
 @every
 @strategies
 def test_gradcheck(name, strategy, device):
-    some = case(name, 5, 3, 4)
+    some = case(name, 5, 3, 4, normalizer=3.0)
     names = some.wanted
     others = {n: t.to(device) for n, t in some.tensors.items() if n not in names}
 
     def function(*tensors):
-        return FUSED[name](**dict(zip(names, tensors, strict=True)), **others, strategy=strategy, chunk_bytes=2 * 4 * 8)
+        return FUSED[name](**dict(zip(names, tensors, strict=True)), **others, **some.options, strategy=strategy, chunk_bytes=2 * 4 * 8)
 
     leaves = [some.tensors[n].to(device).requires_grad_() for n in names]
     torch.autograd.gradcheck(function, leaves, fast_mode=True)
@@ -149,10 +149,37 @@ def test_autocast(strategy, dtype, device):
             close(grad, exact[name], 16 * torch.finfo(dtype).eps, name)
 
 
+def test_autocast_in_a_second_derivative(device):
+    """Products have the types of the forward, whatever is about in the backward."""
+    some = case("cross_entropy", dtype=torch.float32)
+    tensors = {n: t.to(device) for n, t in some.tensors.items()}
+    w = tensors["linear_weight"].requires_grad_()
+    found = []
+    for enabled in False, True:
+        loss = losszoo.linear_cross_entropy(**tensors)
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            (grad,) = torch.autograd.grad(loss, w, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), w)[0])
+    torch.testing.assert_close(*found)
+
+
 def test_autocast_leaves_double_alone(device):
     some = case("cross_entropy")
     with torch.autocast(device, torch.bfloat16):
         compare(some, device)
+
+
+@strategies
+def test_float16_under_a_loss_scale(strategy, device):
+    """A gradient that float16 holds only times the scale, which the backward brings."""
+    some = case("cross_entropy", 64, 16, 30, dtype=torch.float16, ignored=0.0, normalizer=1e6)
+    tensors = {n: t.to(device) for n, t in some.tensors.items()}
+    leaves = [tensors[n].requires_grad_() for n in some.wanted]
+    loss = losszoo.linear_cross_entropy(**tensors, **some.options, strategy=strategy, chunk_bytes=30 * 2 * 2 * 20)
+    grads = torch.autograd.grad(loss, leaves, torch.full_like(loss, 2.0**16))
+    _, wanted = some.in_double().run(plain("cross_entropy"), "cpu")  # times upstream_for's 1.5
+    for n, grad in zip(some.wanted, grads, strict=True):
+        close(grad.cpu(), wanted[n] * (2.0**16 / 1.5), 4e-3, n)
 
 
 @strategies
