@@ -45,9 +45,9 @@ def run(call, sizes, one_by_one: bool, in_place: bool, seed: int, mode: str):
     return loss, upstream, [torch.cat(g, axis) for g, axis in zip(zip(*grads), axes)]
 
 
-def hold(where, form, sizes, number, mode="races"):
+def hold(where, form, sizes, number, mode="races", rows=None):
     dtype, kinds, free = form
-    spec, shape = found(where).spec, ((2, 3, 9)[number % 3], sum(sizes))
+    spec, shape = found(where).spec, (rows or (2, 3, 9)[number % 3], sum(sizes))
     reduction = ("mean", "none", "sum")[number % 3]
     call = testing._draw(spec, choice_of(where, kinds, free), dtype, "contiguous", shape, reduction, number, RANGES, "cpu")
     loss, upstream, grads = run(call, sizes, number % 2 == 1, number % 4 > 1, number, mode)
@@ -70,6 +70,13 @@ def test_parts(i, form):
 @pytest.mark.parametrize("sizes", SPLITS[1:5:3] + SPLITS[5:])
 def test_addresses(where, form, sizes):
     hold(where, form, sizes, len(sizes), "address")
+
+
+def test_many_rows():
+    """A warp a row, in several steps."""
+    for i in (1, 5, 11):
+        where, *form = FORMS[i]
+        hold(where, form, (264, 520), i, rows=40)
 
 
 def test_more_classes_than_an_int_can_count(monkeypatch):
