@@ -13,13 +13,18 @@ from losszoo.runtime.parts import Part, Parts
 from losszoo.spec.operands import Row
 
 
-def split(call: Call, sizes: tuple[int, ...], in_place: tuple[str, ...] = ()) -> list[Part]:
-    """The call's rows as parts of so many classes; gradients of the operands `in_place` are to be written over them."""
+def split(call: Call, sizes: tuple[int, ...], in_place: tuple[str, ...] = (), views: bool = False) -> list[Part]:
+    """The call's rows as parts of so many classes; gradients of the operands `in_place` are to be written over them.
+
+    views: the parts are where they were, in memory of whole rows.
+    """
     parts = []
     for i, size in enumerate(sizes):
         offset = sum(sizes[:i])
         rows = {n: x.detach() for n, x in call.operands.items() if call.kinds[n] is Row}
-        own = {n: x.narrow(class_axis(x.ndim), offset, size).clone(memory_format=torch.contiguous_format) for n, x in rows.items()}
+        own = {n: x.narrow(class_axis(x.ndim), offset, size) for n, x in rows.items()}
+        if not views:
+            own = {n: x.clone(memory_format=torch.contiguous_format) for n, x in own.items()}
         parts.append(Part(offset, own, {n: own[n] for n in in_place}))
     return parts
 

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.cpu_only
 SPLITS = ((8, 8), (33, 0, 7), (264, 512), (1000,), (1, 2, 1), (1032, 520, 8))
 
 
-def hold(where, form, sizes, number, mode="races", rows=None):
+def hold(where, form, sizes, number, mode="races", rows=None, views=False):
     dtype, kinds, free = form
     spec, shape = found(where).spec, (rows or (2, 3, 9)[number % 3], sum(sizes))
     reduction = ("mean", "none", "sum")[number % 3]
     call = testing._draw(spec, choice_of(where, kinds, free), dtype, "contiguous", shape, reduction, number, RANGES, "cpu")
     wrt = tuple(call.differentiable)
-    in_place = wrt if number % 4 > 1 else ()
-    parts = split(call, sizes, in_place)
+    in_place = wrt if number % 4 > 1 and not views else ()
+    parts = split(call, sizes, in_place, views)
     inputs = [x for n, x in call.operands.items() if call.kinds[n] is not Row]
     inputs += [x for part in parts for n, x in part.operands.items() if n not in in_place]
     shape = call.shape if reduction == "none" else torch.Size()
@@ -53,6 +53,14 @@ def test_many_rows():
     for i in (1, 11):
         where, *form = FORMS[i]
         hold(where, form, (264, 520), i, rows=40)
+
+
+def test_rows_that_begin_anywhere():
+    """Within a vector, in blocks that step over them; and where the gradient begins elsewhere in a vector than the logits."""
+    where, *form = FORMS[1]
+    hold(where, form, (5001, 4113, 17), 1)
+    hold(where, form, (5001, 4113), 2)
+    hold(where, form, (33, 700, 291), 4, views=True)
 
 
 def test_more_classes_than_an_int_can_count(monkeypatch):
