@@ -27,30 +27,35 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
     yield PRESENT["rows"](count, classes, width, skewed, operands, processors)
     for in_flight in (2, 4, 8):
         team = power_of_two(-(-vectors // in_flight))
-        full = 0 if skewed else min(in_flight, classes // (width * team))
+        full = min(in_flight, classes // (width * team))
         if 2 <= team <= 32:
-            for resident in (512, 768, 1024):
-                held = Tiling(width, in_flight, team, True, full, False, skewed, 128)
-                yield shape(held, -(-count * team // 128), 128, processors * (resident // 128))
+            for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512), (512, 512), (256, 1024)):
+                held = Tiling(width, in_flight, team, True, full, False, skewed, threads)
+                yield shape(held, -(-count * team // threads), threads, processors * (resident // threads))
             if count * team <= 512:
                 held = Tiling(width, in_flight, team, True, full, False, skewed, 512)
                 for threads in (32, 64):
-                    yield Shape(held, Launch(1, power_of_two(count * team)), Launch(-(-count * team // threads), threads))
+                    yield Shape(Launch(held, 1, power_of_two(count * team)), Launch(held, -(-count * team // threads), threads))
         if 64 <= team <= 512:
             for resident in (512, 768, 1024):
                 held = Tiling(width, in_flight, 0, True, full, False, skewed, team)
                 yield shape(held, count, team, processors * (resident // team))
+        if vectors > 32 * in_flight and (in_flight < 8 or vectors < 1024):  # a warp a row, stepping
+            for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512)):
+                looped = Tiling(width, in_flight, 32, skewed=skewed, threads=threads)
+                yield shape(looped, -(-count * 32 // threads), threads, processors * (resident // threads))
         if vectors > 2048 and in_flight < 8:
-            for threads, resident in ((256, 512), (256, 768), (256, 1024), (512, 1024), (256, 1 << 20)):
+            for threads, resident in ((256, 512), (256, 768), (512, 512), (512, 1024)):
                 looped = Tiling(width, in_flight, skewed=skewed, threads=threads)
                 yield shape(looped, count, threads, processors * (resident // threads))
 
 
 def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
     yield PRESENT["columns"](count, classes, width, operands, processors)
-    for wide, in_flight in ((1, 10), (1, 20), (2, 5), (2, 10), (4, 5)):
-        for resident in (512, 1024) if width % wide == 0 else ():
-            yield shape(Tiling(wide, in_flight, threads=256), -(-count // (256 * wide)), 256, processors * (resident // 256))
+    for wide, in_flight in itertools.product((1, 2, 4), (3, 5, 10, classes)):
+        for resident in (512, 1024) if width % wide == 0 and in_flight <= 32 else ():
+            held = Tiling(wide, in_flight, held=in_flight == classes, threads=256)
+            yield shape(held, -(-count // (256 * wide)), 256, processors * (resident // 256))
 
 
 def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
@@ -61,7 +66,7 @@ def item_candidates(count: int, width: int, operands: int, processors: int) -> I
 
 
 def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:
-    return Shape(chosen, *[Launch(min(blocks, most), threads)] * 2)
+    return Shape(*[Launch(chosen, min(blocks, most), threads)] * 2)
 
 
 CANDIDATES = {"rows": row_candidates, "columns": column_candidates, "items": item_candidates}
@@ -85,7 +90,7 @@ def tune(problem: Problem, clock: Clock) -> None:
             problem.ours(input, *others)
     (lowering, given), *_ = seen
     exact, (exact_grad,) = forward().detach(), both()  # by the tiling as it is, which the tests hold to the interpreter
-    found = []
+    found, first = [], PRESENT[lowering](*given)
     for candidate in CANDIDATES[lowering](*given):
         with mock.patch.object(tiling, lowering, lambda *_, candidate=candidate: candidate):
             loss, (grad,) = forward().detach(), both()
@@ -93,18 +98,19 @@ def tune(problem: Problem, clock: Clock) -> None:
             close &= torch.allclose(grad, exact_grad, rtol=1e-2, atol=1e-3 * float(exact_grad.abs().max()))
             times = [clock.work_us(work, cold)[0] for work in (both, forward)]
         found.append((times, candidate, close))
-    present = found[0]
-    found.sort(key=lambda f: f[0][0])
     print(f"\n{problem.name}: floor {floor:.1f} us", flush=True)
-    best_forward = min(found, key=lambda f: f[0][1])
-    best_backward = min(found, key=lambda f: f[0][0] - f[0][1])
-    for (total, forward_), candidate, close in [*found[:3], best_forward, best_backward, present]:
-        t, launch = candidate.tiling, candidate.forward
-        print(
-            f"  {100 * floor / total:5.1f} % {total:8.2f} = {forward_:7.2f} + {total - forward_:7.2f}  w{t.width} v{t.vectors} g{t.group}"
-            f" f{t.full} s{t.skipping:d} {launch.grid} x {launch.threads}{'' if close else '   WRONG'}",
-            flush=True,
-        )
+    found.sort(key=lambda f: f[0][1])
+    backward = sorted(found, key=lambda f: f[0][0] - f[0][1])
+    print(f"  {100 * floor / (found[0][0][1] + backward[0][0][0] - backward[0][0][1]):5.1f} % with the best of either direction", flush=True)
+    for direction, best in ("forward", found[:4]), ("backward", backward[:4]), ("present", [f for f in found if f[1] == first]):
+        for (total, forward_), candidate, close in best:
+            launch = getattr(candidate, direction, candidate.backward)
+            t = launch.tiling
+            print(
+                f"  {direction:8} {forward_:7.2f} + {total - forward_:7.2f}  w{t.width} v{t.vectors} g{t.group} held{t.held:d}"
+                f" f{t.full} s{t.skipping:d} {launch.grid} x {launch.threads}{'' if close else '   WRONG'}",
+                flush=True,
+            )
     print(f"  {len(found)} candidates, wrong: {[c for _, c, close in found if not close][:3]}", flush=True)
 
 

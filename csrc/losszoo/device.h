@@ -12,23 +12,24 @@ constexpr int WARP = 32, MAX_WARPS = 32;
 
 // Combines the values of n neighbouring threads (a power of two) for each of them. The order is fixed and the same for all.
 struct Lanes {
-  int n;
+  int n, every = 1;  // of each `every` threads one has a value, the others the identity
 
   template <class R, class Op>
   LZ_METHOD R operator()(R x, const Op& op) const {
 #pragma unroll
-    for (int mask = n / 2; mask > 0; mask /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    for (int mask = n / 2; mask >= every; mask /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, mask));
     return x;
   }
 };
 
 // The joint state of the block for every thread. blockDim.x is a power of two, and at least a warp. `phase` says which half of the
 // shared memory is free: what is read after one call is not written before the barrier of the next. A state is plain numbers of type R.
-template <class R, class M>
+// EVERY: of so many threads of a warp the first has something to join.
+template <class R, int EVERY = 1, class M>
 LZ_FN void block_join(M& m, int& phase) {
   __shared__ R states[2][MAX_WARPS * (sizeof(M) / sizeof(R))];
   const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  m.join(Lanes{WARP});
+  m.join(Lanes{WARP, EVERY});
   if (warps == 1) return;
   M* shared = reinterpret_cast<M*>(states[phase]);
   phase ^= 1;
@@ -103,24 +104,22 @@ struct Total {
 };
 
 // Leaves this block's sums; the last block to come joins them all, in the order of the blocks, and writes the reduced loss. Every
-// thread of every block calls it. The counter is 0 again when the kernel is done.
-template <class R, class Args>
+// thread of every block calls it, and of each EVERY threads the first has tallied (0: of all of the block). The counter is 0 again when
+// the kernel is done.
+template <class R, int EVERY, class Args>
 LZ_FN void finish(const Args& a, const Tally<R>& tally) {
-  if (!a.total) return;
   int phase = 0;
   Total all(tally);
-  block_join<double>(all, phase);
+  if constexpr (EVERY > 0) block_join<double, EVERY>(all, phase);
   if (gridDim.x > 1) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
       a.partial[2 * blockIdx.x] = all.loss;
       a.partial[2 * blockIdx.x + 1] = all.count;
-      __threadfence();
-      last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
+      last = ptx::arrive(a.counter) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last) return;
-    __threadfence();
     all = Total();
     for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x)
       all.add(__ldcg(a.partial + 2 * block), __ldcg(a.partial + 2 * block + 1));
@@ -182,10 +181,11 @@ struct Chunk {
     }
   }
 
-  // Those that are classes of the row; the others stay as they are.
+  // Those that are classes of the row; the others stay as they are, or become what is there where the operand goes on before and after
+  // the row.
   template <bool ALIGNED, bool SKEWED, class Index>
-  LZ_METHOD void fetch(const T* row, Index base, Index classes) {
-    if (base >= 0 && base + N <= classes) {
+  LZ_METHOD void fetch(const T* row, Index base, Index classes, bool before, bool after) {
+    if ((base >= 0 || before) && (base + N <= classes || (after && base < classes))) {
       fetch<ALIGNED>(row + base);
     } else if constexpr (SKEWED) {
 #pragma unroll

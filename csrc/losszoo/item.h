@@ -18,18 +18,10 @@ LZ_FN R share(R x, R y) {
   return select(x == R(0), R(0), x * y);
 }
 
-// exp(x) for an x of at most 0, up to rounding, as in a softmax.
-template <class R>
-LZ_FN R exp_falling(R x) {
-#if LZ_CUDA
-  return exp(x);
-#else
-  return exp_fast(x);
-#endif
-}
-
-// The label's place in a block of classes that begins at `base`, or -1: blocks are compared in 32 bits.
+// The label's place in a block of classes that begins at `base`, or -1: blocks are compared in 32 bits. NEAR: it may be in this one.
+template <bool NEAR>
 LZ_FN int within(int64 label, int64 base) {
+  if (!NEAR) return -1;
   const int64 place = label - base;
   return place < 0 || place > 0x7fffffff ? -1 : int(place);
 }

@@ -6,11 +6,13 @@
 //
 //   sqrt                            0.5
 //   divide                          0.5, on CUDA 2: the exact one jumps, which keeps neighbouring items from overlapping
+//   reciprocal                      0.5, on CUDA 1; for 1 <= x <= 2 only, as in a sigmoid
 //   exp, log, log1p, expm1, atan    2
 //   sin, cos                        2
 //   asin, acos, atan2, tanh         3
 //   pow                             4 + |y log2(x)| / 3
 //   exp_fast                        2 + |x| / 16, on CUDA 3 + 4/3 |x|; only for x <= 0, as in a softmax; 0 below -87.4
+//   exp_falling                     the same, on CUDA 3 + |x| / 16 unless it is ROUGH: when what comes of it is stored in 16 bits
 //   log1p_unit                      2; log1p for 0 <= x <= 1 only, as in a softplus
 #pragma once
 
@@ -32,6 +34,8 @@ LZ_FN float abs(float x) { return ::fabsf(x); }
 LZ_FN double abs(double x) { return ::fabs(x); }
 LZ_FN float divide(float a, float b) { return ptx::divide(a, b); }
 LZ_FN double divide(double a, double b) { return a / b; }
+LZ_FN float reciprocal(float x) { return ptx::reciprocal(x); }
+LZ_FN double reciprocal(double x) { return 1 / x; }
 LZ_FN float floor(float x) { return ::floorf(x); }
 LZ_FN double floor(double x) { return ::floor(x); }
 LZ_FN float copysign(float x, float s) { return ::copysignf(x, s); }
@@ -49,6 +53,7 @@ LZ_FN double sqrt(double x) { return __builtin_sqrt(x); }
 LZ_FN float abs(float x) { return __builtin_fabsf(x); }
 LZ_FN double abs(double x) { return __builtin_fabs(x); }
 template <class R> LZ_FN R divide(R a, R b) { return a / b; }
+template <class R> LZ_FN R reciprocal(R x) { return 1 / x; }
 LZ_FN float floor(float x) { return __builtin_floorf(x); }
 LZ_FN double floor(double x) { return __builtin_floor(x); }
 LZ_FN float copysign(float x, float s) { return __builtin_copysignf(x, s); }
@@ -109,6 +114,7 @@ LZ_DOUBLE_1(atan)
 LZ_DOUBLE_2(atan2)
 LZ_DOUBLE_2(pow)
 LZ_FN double exp_fast(double x) { return exp(x); }
+template <bool> LZ_FN double exp_falling(double x) { return exp(x); }
 LZ_FN double log1p_unit(double x) { return log1p(x); }
 
 LZ_FLOAT_1(sin)
@@ -277,6 +283,24 @@ LZ_FLOAT_2(atan2)
 
 LZ_FN float exp_fast(float x) { return ptx::exp2_approx(x * 1.44269502f); }
 
+// exp(x - shift) is of(x) * factor, for many an x <= shift: one multiply-add and one power each. The product shift * log2(e) is rounded
+// once, and factor makes good for that; within FAR of 0 it is near 1.
+struct Falling {
+    static constexpr float FAR = 0x1p18f;
+
+    float shift2, factor;
+
+    LZ_METHOD explicit Falling(float shift) : shift2(shift * 1.44269502f), factor(ptx::exp2_approx(fma(-shift, 1.44269502f, shift2))) {}
+    LZ_METHOD float of(float x) const { return ptx::exp2_approx(fma(x, 1.44269502f, -shift2)); }
+};
+
+template <bool ROUGH> LZ_FN float exp_falling(float x) {
+    if constexpr (ROUGH) return exp_fast(x);
+    x = ptx::max_nan(x, -88.0f);  // of which nothing is left; infinity would leave infinity - infinity
+    const float t = x * 1.44269502f, y = ptx::exp2_approx(t);
+    return fma(y, fma(-t, 0.693147182f, x), y);  // with what the product has lost
+}
+
 #else
 
 LZ_FN float exp(float x) {
@@ -299,6 +323,8 @@ LZ_FN float exp_fast(float x) {
     float p = detail::horner(r, 1.0f, 0.999999702f, 0.499991506f, 0.166676506f, 0.0418978371f, 0.00828944054f);
     return p * bit_cast<float>(bit_cast<uint32>(z) << 23);
 }
+
+template <bool> LZ_FN float exp_falling(float x) { return exp_fast(x); }
 
 LZ_FN float log(float x) {
     detail::Split s = detail::split(x);

@@ -119,6 +119,24 @@ struct Online {
       for (int n = SHIFTED; n < PARTS; ++n) s[n][l] = sums[n][l] + moved(sums[n + S][l], old - now);
       for (int n = PARTS; n < ALL; ++n) s[n][l] = sums[n][l];
     }
+#if LZ_CUDA
+    if constexpr (ALL == 1 && is_same<R, float>) {
+      LZ_LANES {
+        R mass = R(0), factor = R(1);
+        if (abs(peak[l]) < Falling::FAR) {
+          const Falling falling(peak[l]);
+          factor = falling.factor;
+          LZ_UNROLL
+          for (int g = 0; g < groups; ++g) mass += falling.of(x[g * L + l]);
+        } else {
+          LZ_UNROLL
+          for (int g = 0; g < groups; ++g) mass += exp_fast(x[g * L + l] - peak[l]);
+        }
+        sums[0][l] = fma(mass, factor, s[0][l]);
+      }
+      return;
+    }
+#endif
     LZ_UNROLL
     for (int g = 0; g < groups; ++g) LZ_LANES {
       const R d = x[g * L + l] - peak[l], e = exp_fast(d);

@@ -50,6 +50,21 @@ LZ_FN float divide(float a, float b) {
   return y;
 }
 
+// 1 / x to 1 ulp, where neither is a denormal.
+LZ_FN float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Adds 1 to a counter and gives what it was. What this thread wrote before is seen by whoever finds the counter that high; a
+// __threadfence beside an atomicAdd says more, and takes longer.
+LZ_FN unsigned arrive(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // Programmatic dependent launch: lets the stream's next kernel be set up by now, and waits for the one before to have finished, whose
 // memory may not be touched earlier. Without that kind of launch both are nothing.
 LZ_FN void follow() {

@@ -31,6 +31,7 @@ def context(kernel: Kernel, language: str) -> dict:
         "real": STORAGE[form.real],
         "dense": form.dense,
         "tiling": asdict(form.tiling),
+        "reduced": form.reduced if language == "cuda" and form.lowering != "parts" else None,  # None: known at run time
         "fields": [{"c": f.c, "name": f.name} for f in kernel.fields],
         "rows": [{"name": n, "c": STORAGE[kernel.storage[n]]} for n in kernel.names(Row)],
         "class_weights": kernel.names(ClassWeight),
@@ -67,7 +68,9 @@ class _Printed:
         self.tiled = tiled
         self.roots = [*(n for run in plan.passes for acc in run for n in acc.roots), *plan.outputs.values(), *plan.state]
         uniform = Scope(self._leaves(), Extent.UNIFORM)
-        self.text: dict = {"uniform": uniform.emit(self.roots), "state": [f"s{i}" for i in range(len(plan.state))]}
+        stored = [kernel.storage[n] for n in kernel.form.wrt]
+        rough = self.backward and all(s in ("float16", "bfloat16") for s in stored)  # only what is rounded to 16 bits comes of it
+        self.text: dict = {"uniform": uniform.emit(self.roots), "rough": rough, "state": [f"s{i}" for i in range(len(plan.state))]}
         self.item = uniform.inner(Extent.ITEM)
         # A tile (columns) keeps what a loop over its lanes computes for the loops after it.
         self.kept: list[dict] = []
@@ -137,7 +140,7 @@ class _Printed:
         body = self.item.inner(Extent.CLASS)
         leaves = self.kernel.program.gradients
         along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
-        self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
+        self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along), "places": sorted(set(body.places))}
         self.text["first_loads"] = self._first_loads(self.text["loads"])
         self.grads: list[dict[str, Any]] = []
         outputs = iter(self.plan.outputs.values())

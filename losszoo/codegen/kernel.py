@@ -23,7 +23,7 @@ class Tiling:
     width: int = 1  # neighbours that a thread reads at once: classes of a row, positions of columns, items
     vectors: int = 1  # how many such reads a thread has in flight; of columns: from how many classes
     group: int = 0  # rows: threads that share a row, 0 for a whole block
-    held: bool = False  # rows: a row fits in what its threads have in flight
+    held: bool = False  # rows: a row fits in what its threads have in flight; columns: there are so many classes, no more and no less
     full: int = 0  # rows that are held: of those reads, how many lie within the row in every thread
     skipping: bool = False  # rows that are held: look at a label before its row is read, which may be ignored
     skewed: bool = False  # rows: they may begin and end within a vector, all operands' alike
@@ -41,6 +41,7 @@ class Form:
     wrt: tuple[str, ...]  # operands that get a gradient
     dense: bool = False  # items: every operand is packed
     tiling: Tiling = Tiling()  # CUDA
+    reduced: bool = True  # CUDA: the losses are summed up; else they are written one by one
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ class Scope:
     def __init__(self, names: Mapping[Node, str], extent: Extent, parent: Scope | None = None) -> None:
         self.names: dict[Node, str] = dict(parent.names if parent else {}) | dict(names)
         self.extent = extent
+        self.places: list[str] = []  # the classes that positions are compared with
         self.count: int = parent.count if parent else 0
 
     def inner(self, extent: Extent, names: Mapping[Node, str] | None = None) -> Scope:
@@ -47,7 +48,8 @@ class Scope:
             name, index = node.args[0].attr[0], self.text(node.args[1])
             return f"lz::pick<R>(at_{name}, step_{name}, {index}, classes)"
         if node.op == "eq" and node.args[0] is POSITION and node.args[1].extent < Extent.CLASS:
-            return f"k == lz::within({self.text(node.args[1])}, base)"
+            self.places.append(self.text(node.args[1]))
+            return f"k == lz::within<NEAR>({self.places[-1]}, base)"
         return TABLE[node.op].c.format(*(self.text(a) for a in node.args))
 
 

@@ -12,7 +12,7 @@ def _decay(x: Node) -> Node:
 
 def _sigmoid(x: Node) -> Node:
     e = _decay(x)
-    return b.mul(b.where(b.apply("ge", x, ZERO), ONE, e), b.div(ONE, b.add(ONE, e)))  # sigmoid(-x) shares the division
+    return b.mul(b.where(b.apply("ge", x, ZERO), ONE, e), b.apply("reciprocal", b.add(ONE, e)))  # sigmoid(-x) shares the division
 
 
 def _softplus(x: Node) -> Node:

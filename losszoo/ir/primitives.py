@@ -99,6 +99,7 @@ _ROWS = (
         lambda n, g: (b.div(g, n.args[1]), b.neg(b.mul(b.div(g, n.args[1]), n))),
         "lz::divide({0}, {1})",
     ),
+    Primitive("reciprocal", lambda t, x: 1 / x, _none, "lz::reciprocal({0})", edges="for 1 <= x <= 2; made by ir.expand"),
     Primitive("neg", lambda t, x: -x, lambda n, g: (b.neg(g),), "-{0}"),
     Primitive(
         "abs",
@@ -116,7 +117,7 @@ _ROWS = (
     ),
     # exponentials
     Primitive("exp", lambda t, x: t.exp(x), lambda n, g: (b.mul(g, n),), "lz::exp({0})"),
-    Primitive("exp_falling", lambda t, x: t.exp(x), _none, "lz::exp_falling({0})", edges="a softmax's exp, made by ir.algebra"),
+    Primitive("exp_falling", lambda t, x: t.exp(x), _none, "lz::exp_falling<ROUGH>({0})", edges="a softmax's exp, made by ir.algebra"),
     Primitive("log", lambda t, x: t.log(x), lambda n, g: (b.div(g, n.args[0]),), "lz::log({0})"),
     Primitive("log1p", lambda t, x: t.log1p(x), lambda n, g: (b.div(g, b.add(ONE, n.args[0])),), "lz::log1p({0})"),
     Primitive("log1p_unit", lambda t, x: t.log1p(x), _none, "lz::log1p_unit({0})", edges="for 0 <= x <= 1; made by ir.expand"),
@@ -126,7 +127,7 @@ _ROWS = (
     Primitive(
         "sigmoid",
         lambda t, x: t.sigmoid(x),
-        lambda n, g: (b.mul(g, b.mul(n, b.apply("sigmoid", b.neg(n.args[0])))),),
+        lambda n, g: (b.mul(g, _both_sides(n)),),
         "",  # expanded before printing: see codegen.expand
         edges="its gradient keeps relative precision at |x| = 100: s(x) s(-x), not s(x) (1 - s(x))",
     ),
@@ -216,6 +217,12 @@ _ROWS = (
         edges="x[y] as a sum over the classes, made by ir.algebra after autodiff where a kernel sees a part of them",
     ),
 )  # fmt: skip
+
+
+def _both_sides(sigmoid: Node) -> Node:
+    """sigmoid(x) sigmoid(-x), the same node for x and for -x."""
+    other = b.apply("sigmoid", b.neg(sigmoid.args[0]))
+    return b.mul(other, sigmoid) if sigmoid.args[0].op == "neg" else b.mul(sigmoid, other)
 
 
 def _signed(x: Node, g: Node) -> Node:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,11 +44,17 @@ def sharded(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes
     shards, checked = Shards(group, sizes), dispatch.checker(spec)
     leader = next(i for i, o in enumerate(spec.operands) if Row in o.kinds)
 
+    @cache
+    def operator() -> Callable[..., Tensor]:
+        return ops.operator(spec, engine=_Engine(shards))
+
     def call(*arguments: Any) -> Tensor:
+        if dispatch.watched():
+            return operator()(*arguments)
         shards.settle(arguments[leader])
         return compute(checked(*arguments, whole=shards.whole), shards)
 
-    return expose(spec, engine=(call, lambda: ops.operator(spec, engine=_Engine(shards))))
+    return expose(spec, engine=(call, operator))
 
 
 def compute(call: Call, shards: Shards) -> Tensor:

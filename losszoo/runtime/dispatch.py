@@ -36,7 +36,7 @@ def traced(spec: Spec, output: str) -> Callable[..., Tensor]:
     return ops.operator(spec, output)
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a mode is about that wants to see operators: fake tensors, make_fx and the like."""
     return torch._C._len_torch_dispatch_stack() > 0
 
@@ -73,7 +73,7 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
             from losszoo.parallel.dtensor import compute_distributed
 
             return compute_distributed(spec, output, arguments)
-        if not interpreted and _watched():
+        if not interpreted and watched():
             return operator()(*arguments)
         return compute(checked(*arguments), interpreted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from losszoo import jit
-from losszoo.codegen.kernel import Form, Kernel, Tiling
+from losszoo.codegen.kernel import Form, Kernel
 from losszoo.errors import CaptureError
 from losszoo.runtime import counters, cuda_driver, memory, threads, tiling
 from losszoo.runtime.arguments import Call
@@ -69,7 +70,11 @@ class Launchable:
         """Launch one of the kernel's functions; `pointers` are the outputs and whatever else it needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner(self.kernel, self.device).run(entry, self)
+        runner(self.directed(entry), self.device).run(entry, self)
+
+    def directed(self, entry: str) -> Kernel:
+        """The kernel that has the function. All that a call uses have the same arguments."""
+        raise NotImplementedError
 
     def launch(self, entry: str) -> tiling.Launch:
         return getattr(self.shape, entry)
@@ -94,11 +99,17 @@ class Prepared(Launchable):
         dtypes = tuple(self.storage.values())
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        form = Form(self.lowering, dtypes, dtype_name(call.real), wrt, dense, self.shape.tiling if self.shape else Tiling())
-        self.kernel = kernel_of(call.spec, call.choice, form)
+        self.form = Form(self.lowering, dtypes, dtype_name(call.real), wrt, dense)
+        self.kernel = self.directed("forward")
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
         self.values["grain"] = self._grain()
+
+    def directed(self, entry: str) -> Kernel:
+        form = self.form
+        if self.shape:
+            form = replace(form, tiling=self.launch(entry).tiling, reduced=self.call.reduction != "none")
+        return kernel_of(self.call.spec, self.call.choice, form)
 
     def _place_operand(self, name: str, value: Tensor) -> None:
         """Record an operand's address and strides, of a copy where it cannot be walked."""

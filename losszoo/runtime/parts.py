@@ -14,12 +14,12 @@ One device that walks over the parts joins them as it goes: states = parts.fold(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from losszoo.codegen.kernel import Form, Tiling
+from losszoo.codegen.kernel import Form, Kernel
 from losszoo.runtime import kernels, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, row_layout, walkable
@@ -51,8 +51,10 @@ class Parts(kernels.Launchable):
                 self.storage[name] = kernels.dtype_name(call.operands[name].dtype if call.kinds[name] is Row else call.real)
             else:
                 self._place_items(name, call.operands[name])
-        self.shape = None
-        self._use(Tiling())
+        self.shape: tiling.PartsShape | None = None
+        self.form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names)
+        self.kernel = self.directed("forward")
+        self.values |= {f"u_{name}": number for name, number in zip(self.kernel.parameters, call.numbers, strict=True)}
         self.numbers = self.kernel.states  # of a row, in each pass
         self.merged = torch.empty((sum(self.numbers[:-1]), call.rows), dtype=call.real, device=self.device)
         self.gathered: Tensor | None = None  # the states of the last pass
@@ -127,7 +129,6 @@ class Parts(kernels.Launchable):
         self.wrt = {name: part.operands.get(name, call.operands[name]) for name in self.names}
         if self.device.type == "cuda":
             self.shape = self._shape(local)
-        self._use(self.shape.tiling if self.shape else Tiling())
 
     def _shape(self, local: int) -> tiling.PartsShape:
         rows = [(name, value) for name, value in self.placed.items() if self.call.kinds[name] is Row]
@@ -144,10 +145,9 @@ class Parts(kernels.Launchable):
         return tiling.parts(self.call.rows, local, width, skewed, len(rows), self.multiprocessors)
 
     def launch(self, entry: str) -> tiling.Launch:
-        return self.shape.reading if entry.startswith(("fold", "backward")) else self.shape.forward
+        assert self.shape is not None  # on CUDA
+        return self.shape.fold if entry.startswith("fold") else self.shape.backward if entry == "backward" else self.shape.forward
 
-    def _use(self, chosen: Tiling) -> None:
-        call = self.call
-        form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names, tiling=chosen)
-        self.kernel = kernels.kernel_of(call.spec, call.choice, form)
-        self.values |= {f"u_{name}": number for name, number in zip(self.kernel.parameters, call.numbers, strict=True)}
+    def directed(self, entry: str) -> Kernel:
+        form = replace(self.form, tiling=self.launch(entry).tiling) if self.shape else self.form
+        return kernels.kernel_of(self.call.spec, self.call.choice, form)

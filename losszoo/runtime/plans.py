@@ -93,15 +93,16 @@ def _launches(prepared: kernels.Prepared, patches: list[tuple[int, int, int]]) -
     """The forward's and the backward's launch."""
     kernel = prepared.kernel
     args = kernel.packer.pack(*(prepared.values.get(f.name, 0) if f.code == "q" else 0 for f in kernel.fields))
-    runner = kernels.runner(kernel, prepared.device)
+    functions = {d: kernels.runner(prepared.directed(d), prepared.device).functions[d] for d in ("forward", "backward")}
     common = {"args": args, "patches": patches, "finish": 0, "context": 0, "shared": 0, "follows": False}
     if prepared.shape:
         shapes = {"forward": prepared.shape.forward, "backward": prepared.shape.backward}
         sizes = {direction: {"grid": (shape.grid, 1, 1), "block": (shape.threads, 1, 1)} for direction, shape in shapes.items()}
-        found = {direction: common | size | runner.functions[direction].handles for direction, size in sizes.items()}
+        found = {direction: common | size | functions[direction].handles for direction, size in sizes.items()}
         return found | {"partials": 2 * prepared.shape.forward.grid}
     common |= {"grid": (0, 0, 0), "block": (0, 0, 0)}
-    address = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in runner.functions.items()}
+    finish = kernels.runner(kernel, prepared.device).functions["finish"]
+    address = {name: ctypes.cast(f, ctypes.c_void_p).value for name, f in {**functions, "finish": finish}.items()}
     return {
         "forward": common | {"function": address["forward"], "finish": address["finish"]},
         "backward": common | {"function": address["backward"]},

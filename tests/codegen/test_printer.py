@@ -92,7 +92,7 @@ def test_one_class_is_one_load():
 
 def test_a_onehot_compares_narrow_numbers():
     """Inside a block of classes, so that the loop is not one over 64-bit positions."""
-    assert emit(b.where(b.onehot(LABEL), X, P))[0] == "const bool t0 = k == lz::within(y, base);"
+    assert emit(b.where(b.onehot(LABEL), X, P))[0] == "const bool t0 = k == lz::within<NEAR>(y, base);"
 
 
 def test_names_depend_on_the_graph_alone():

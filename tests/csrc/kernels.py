@@ -44,6 +44,7 @@ class Loop:
 def _loops() -> list[Loop]:
     loops = []
     for real, suffix in (torch.float32, "float"), (torch.float64, "double"):
+        loops += [Loop(f"exp_falling_{suffix}", real, real, "lz::exp_falling<false>(x[i])")]
         loops += [Loop(f"{name}_{suffix}", real, real, f"lz::{name}(x[i])") for name in UNARY]
         loops += [Loop(f"{name}_{suffix}", real, real, f"lz::{name}(x[i], y[i])") for name in BINARY]
         loops += [Loop(f"{name}_{suffix}", real, real, f"lz::{name}(x[i]) ? 1 : 0") for name in PREDICATES]

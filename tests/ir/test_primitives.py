@@ -69,6 +69,7 @@ POINTWISE = {
     "mul": Case(torch.mul, TWO),
     "share": Case(_share, TWO, (_a_nan, _never)),
     "div": Case(torch.div, TWO),
+    "reciprocal": Case(torch.reciprocal, gradient=False),
     "neg": Case(torch.neg),
     "abs": Case(torch.abs, differs=(_a_nan,)),
     "pow": Case(torch.pow, TWO, (_pow_base, _not_positive)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def pool() -> Pool:
 
 
 def _serve(rank: int, size: int, backend: str, store: str, pipe: Any) -> None:
+    os.environ.pop("LOSSZOO_RUNTIME", None)  # the native runtime, which tests/conftest.py built
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
 import losszoo
 from losszoo.parallel import sharded
+from losszoo.parallel.sharded import compute
+from losszoo.parallel.shards import Shards
+from losszoo.runtime import dispatch
 from tests.parallel import jobs
 from tests.parallel.pool import pool
 
@@ -77,6 +84,44 @@ def test_alone():
     x, y, _ = jobs.data()
     assert torch.equal(sharded(losszoo.cross_entropy)(x, y), sharded(losszoo.cross_entropy, sizes=[50])(x, y))
     torch.testing.assert_close(sharded(losszoo.cross_entropy)(x, y), losszoo.cross_entropy(x, y))
+
+
+class Sizes(TorchDispatchMode):
+    """How many numbers each new tensor has."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        before = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in before:
+                self.found.append(x.numel())
+        return result
+
+
+def test_memory():
+    """Nothing of the size of the logits but the gradient: else a few numbers a row."""
+    x, y, _ = jobs.data(64, 4096)
+    shards = Shards(None, [4096])
+    call = dispatch.checker(losszoo.cross_entropy.spec)(x.requires_grad_(), y, None, 0.1, 0.0, None, -100, "mean", None, None, whole=4096)
+    with Sizes() as sizes:
+        compute(call, shards).backward()
+    assert [n for n in sizes.found if n > 10 * 64] == [x.numel()]
+    assert 64 in sizes.found or 5 * 64 in sizes.found, "the states were seen"
+
+
+def test_fake_tensors_go_through_the_operator():
+    x, y, _ = jobs.data()
+    loss = sharded(losszoo.cross_entropy, sizes=[50])
+    expected = loss(x, y, reduction="none")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert loss(x.clone(), y, reduction="none").shape == expected.shape
+    traced = make_fx(lambda x: loss(x, y, reduction="none"))(x)
+    assert any("sharded" in str(node.target) for node in traced.graph.nodes)
+    assert torch.equal(traced(x), expected)
 
 
 def test_what_cannot_be_sharded():

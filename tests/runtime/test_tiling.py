@@ -16,7 +16,7 @@ edges = st.tuples(st.integers(0, 15), st.integers(-9, 9)).map(lambda at: max(1, 
 
 def launched(shape: tiling.Shape) -> None:
     for launch in (shape.forward, shape.backward):
-        assert launch.grid >= 1 and 32 <= launch.threads <= shape.tiling.threads <= 1024
+        assert launch.grid >= 1 and 32 <= launch.threads <= launch.tiling.threads <= 1024
         assert launch.threads & (launch.threads - 1) == 0
 
 
@@ -26,34 +26,36 @@ def test_rows(count, classes, width, skewed, operands, multiprocessors):
     if not skewed:
         classes = -(-classes // width) * width  # else the rows would not all begin at a vector
     shape = tiling.rows(count, classes, width, skewed, operands, multiprocessors)
-    chosen = shape.tiling
     launched(shape)
-    assert chosen.group in (0, 2, 4, 8, 16, 32)
     for launch in (shape.forward, shape.backward):
+        chosen = launch.tiling
+        assert chosen.group in (0, 2, 4, 8, 16, 32)
         team = chosen.group or launch.threads
         assert launch.threads % team == 0
         if chosen.held:
             reach = team * chosen.vectors * width
             assert reach >= classes + (width - 1) * skewed  # from wherever in its first vector a row begins
-            assert chosen.full * team * width <= classes and (chosen.full == 0 or not skewed)
+            assert chosen.full * team * width <= classes  # but for the first, which may begin before a skewed row
         else:
             assert chosen.full == 0
-    assert chosen.wide or classes < 1 << 30
-    assert chosen.vectors * operands <= 8  # vectors in a thread's registers, and as many on their way
+        assert chosen.wide or classes < 1 << 30
+        assert chosen.vectors * operands <= 8  # vectors in a thread's registers, and as many on their way
 
 
 @given(counts, st.integers(1, 5000), widths, st.integers(1, 4), processors)
 def test_columns(count, classes, width, operands, multiprocessors):
     shape = tiling.columns(count * width, classes, width, operands, multiprocessors)
     launched(shape)
-    assert width % shape.tiling.width == 0
+    chosen = shape.forward.tiling
+    assert width % chosen.width == 0
+    assert not chosen.held or chosen.vectors == classes
 
 
 @given(counts, widths, st.integers(1, 4), processors)
 def test_items(count, width, operands, multiprocessors):
     shape = tiling.items(count, width, operands, multiprocessors)
     launched(shape)
-    assert shape.tiling.width == width
+    assert shape.forward.tiling.width == width
 
 
 @given(st.integers(1, 1 << 40))

@@ -68,8 +68,8 @@ def test_a_graph_of_forward_and_backward(name, native, reduction, by_python, dev
                 leaf.mul_(scale)
         for _ in range(3):
             graph.replay()
+        other.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(other):
-            other.wait_stream(torch.cuda.current_stream())
             beside = step()
         torch.cuda.current_stream().wait_stream(other)
         for got, also, want in zip(captured, beside, step()):

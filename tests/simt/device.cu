@@ -23,5 +23,5 @@ extern "C" __global__ void divide(const __grid_constant__ Args a) {
 extern "C" __global__ void add_up(const __grid_constant__ Args a) {
   lz::Tally<float> tally;
   for (lz::int64 i = lz::int64(blockIdx.x) * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) tally.add(a.values[i], 1.0f);
-  lz::finish<float>(a, tally);
+  lz::finish<float, 1>(a, tally);
 }

@@ -126,7 +126,8 @@ def signatures(calls) -> set[tuple]:
     """What makes kernels of rows take other ways through their template."""
     checked_calls = [(checked(getattr(losszoo, name), **c.place("cpu"), **c.options), c.differentiable) for name, c in calls]
     with simt.machine():
-        tilings = {kernels.Prepared(c, dict(c.operands), wrt).kernel.form.tiling for c, wrt in checked_calls}
+        prepared = [kernels.Prepared(c, dict(c.operands), wrt) for c, wrt in checked_calls]
+        tilings = {p.directed(direction).form.tiling for p in prepared for direction in ("forward", "backward")}
     fullness = {t: "all" if t.full == t.vectors else "some" if t.full else "none" for t in tilings}
     return {(min(t.group, 2), t.held, t.skewed, t.skipping, fullness[t], t.width > 1) for t in tilings}
 
@@ -153,8 +154,8 @@ def test_more_classes_than_an_int_can_count(dtype, monkeypatch):
     chosen = tiling.rows
 
     def wide(*args):
-        shape = chosen(*args)
-        return replace(shape, tiling=replace(shape.tiling, wide=True))
+        launches = (chosen(*args).forward, chosen(*args).backward)
+        return tiling.Shape(*(replace(launch, tiling=replace(launch.tiling, wide=True)) for launch in launches))
 
     monkeypatch.setattr(tiling, "rows", wide)
     for number, (rows, classes) in enumerate(((2, 20001), (5, 8193), (3, 33000))):

@@ -39,6 +39,8 @@ namespace {
 extern "C" LZ_EXPORT void forward(const Args* args, lz::int64 begin, lz::int64 end) {
   const Args& a = *args;
   const lz::int64 classes = a.classes;
+  constexpr bool ROUGH = false, NEAR = true;
+  (void)ROUGH, (void)NEAR;
   lz::Tally tally;
   for (lz::int64 row = begin; row < end; ++row) {
     const float* const at_input = a.p_input + row * a.s_input_outer;
@@ -93,8 +95,10 @@ extern "C" LZ_EXPORT void finish(const Args* args, lz::int64, lz::int64) { lz::f
 extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 end) {
   const Args& a = *args;
   const lz::int64 classes = a.classes;
+  constexpr bool ROUGH = false, NEAR = true;
+  (void)ROUGH, (void)NEAR;
   const R inverse = a.denominator ? R(1) / a.denominator[0] : R(1);
-  const R common = a.rows > 0 && a.grad_output_item == 0 ? a.grad_output[0] * inverse : R(0);  // upstream gradient of all items
+  const R common = a.rows > 0 && a.grad_output_item == 0 ? a.grad_output[0] * inverse : R(0);
   for (lz::int64 row = begin; row < end; ++row) {
     const float* const at_input = a.p_input + row * a.s_input_outer;
     constexpr lz::int64 step_input = 1;
@@ -115,11 +119,11 @@ extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 
       const int n = int(classes - base < BLOCK ? classes - base : BLOCK);
       for (int k = 0; k < n; ++k) {
         const R v_input = lz::load<R>(at_input + base + k);
-        const bool t1 = k == lz::within(v_target, base);
+        const bool t1 = k == lz::within<NEAR>(v_target, base);
         const R t2 = lz::select(t1, t0, R(0.0));
         const R t3 = v_input - s0;
         const R t4 = t3 - s1;
-        const R t5 = lz::exp_falling(t4);
+        const R t5 = lz::exp_falling<ROUGH>(t4);
         const R t6 = upstream * t5;
         const R t7 = t2 + t6;
         lz::store(grad_input + base + k, t7);
