@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from losszoo.linear_layer.chunks import chunk_size
+from losszoo.linear_layer.chunks import chunk_size, matrix, row_stride
 from losszoo.linear_layer.problem import INPUT, LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.products import product, wide
 from losszoo.runtime.parts import Part, Parts
@@ -96,7 +96,7 @@ class _Work:
         self.first = 0 if strategy.shards is None else strategy.shards.local.start
         self.input = p.input.to(p.dtype)
         self.call = replace(p.call, reduction="none", normalizer=None)
-        self.logits = torch.empty(p.rows * self.size, dtype=p.dtype, device=p.device)
+        self.logits = torch.empty(p.rows * row_stride(self.size, p.dtype), dtype=p.dtype, device=p.device)
         self.gradient = self.logits if p.logits not in wrt or _in_place(p) else torch.empty_like(self.logits)
 
     def __iter__(self) -> Iterator[_Chunk]:
@@ -104,7 +104,7 @@ class _Work:
         for begin in range(0, max(1, p.width), max(1, self.size)):
             end = min(begin + self.size, p.width)
             weight = p.weight[begin:end].to(p.dtype)
-            logits, gradient = (x[: p.rows * (end - begin)].view(p.rows, end - begin) for x in (self.logits, self.gradient))
+            logits, gradient = (matrix(x, p.rows, end - begin) for x in (self.logits, self.gradient))
             if p.bias is None:
                 torch.mm(self.input, weight.t(), out=logits)
             else:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from losszoo.codegen.kernel import scheduled
-from losszoo.linear_layer.chunks import chunk_size
+from losszoo.linear_layer.chunks import chunk_size, matrix, row_stride
 from losszoo.linear_layer.problem import INPUT, LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.products import product, wide
 from losszoo.runtime import interpret, kernels
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.autograd import built_for
+from losszoo.spec.operands import Row
 
 ROUNDINGS = 4  # so many sums may be rounded to a 16-bit gradient's own type, where one is rounded anyway
 
@@ -104,7 +105,7 @@ class _Work:
     def __init__(self, p: Problem, size: int, wrt: tuple[str, ...]) -> None:
         self.wrt = wrt
         self.weight, self.bias = p.weight.to(p.dtype), None if p.bias is None else p.bias.to(p.dtype)
-        self.logits = torch.empty(size, p.width, dtype=p.dtype, device=p.device)
+        self.logits = torch.empty(size * row_stride(p.width, p.dtype), dtype=p.dtype, device=p.device)
         written = p.logits in wrt and not p.interpreted
         self.gradient = self.logits if not written or in_place(p, wrt) else torch.empty_like(self.logits)
 
@@ -114,7 +115,7 @@ class _Part:
 
     def __init__(self, work: _Work, p: Problem) -> None:
         self.input, self.weight, self.wrt = p.input.to(p.dtype), work.weight, work.wrt
-        logits = work.logits[: p.rows]
+        logits, gradient = (matrix(x, p.rows, p.width) for x in (work.logits, work.gradient))
         if work.bias is None:
             torch.mm(self.input, self.weight.t(), out=logits)
         else:
@@ -122,7 +123,7 @@ class _Part:
         shape = p.call.operands[p.logits].shape
         operands = {**p.call.operands, p.logits: logits.view(shape)}
         self.call = replace(p.call, operands=operands, reduction="none", normalizer=None)
-        self.prepared = None if p.interpreted else _Prepared(self.call, work.wrt, p.logits, work.gradient[: p.rows].view(shape))
+        self.prepared = None if p.interpreted else _Prepared(self.call, work.wrt, p.logits, gradient.view(shape))
 
     def losses(self, keep: bool) -> tuple[Tensor, Tensor]:
         if self.prepared:
@@ -143,8 +144,11 @@ class _Prepared(kernels.Prepared):
     """A call whose gradient of the logits goes where it is told."""
 
     def __init__(self, call: Call, wrt: tuple[str, ...], logits: str, gradient: Tensor) -> None:
-        super().__init__(call, dict(call.operands), built_for(call, wrt))
         self._into = {logits: gradient}
+        super().__init__(call, dict(call.operands), built_for(call, wrt))
+
+    def packed_gradients(self) -> bool:
+        return any(self.call.kinds[name] is Row and name not in self._into for name in self.wrt)
 
     def gradient(self, name: str) -> Tensor:
         if name not in self._into:

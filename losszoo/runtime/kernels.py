@@ -152,11 +152,15 @@ class Prepared(Launchable):
             while any(v % width for v in begins | strides):
                 width //= 2
             return tiling.columns(call.rows, call.classes, width, len(rows), processors)
-        strides |= {call.classes} if self.wrt else set()
+        strides |= {call.classes} if self.packed_gradients() else set()
         skewed = any(v % width for v in begins | strides | {call.classes})
         if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
             width, skewed = 1, False  # no two operands' vectors would hold the same classes
         return tiling.rows(call.rows, call.classes, width, skewed, len(rows), processors)
+
+    def packed_gradients(self) -> bool:
+        """Whether there are gradients whose rows follow each other without gaps."""
+        return bool(self.wrt)
 
     def gradient(self, name: str) -> Tensor:
         if self.call.kinds[name] is not Row:

@@ -133,9 +133,11 @@ class Parts(kernels.Launchable):
     def _shape(self, local: int) -> tiling.PartsShape:
         rows = [(name, value) for name, value in self.placed.items() if self.call.kinds[name] is Row]
         width = kernels.VECTOR // min(value.element_size() for _, value in rows)
-        # Where rows begin and how far apart they lie, in values; a gradient begins at a multiple of 16 bytes and is packed.
+        # Where rows begin and how far apart they lie, in values; a gradient whose memory is not given begins at a multiple of 16 bytes
+        # and is packed.
         begins = {x.data_ptr() // x.element_size() for _, x in rows} | {0}
-        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} | {local} if self.call.rows > 1 else set()
+        packed = {local} if any(name not in self.part.gradients for name in self.names if self.call.kinds[name] is Row) else set()
+        strides = {self.values[f"s_{name}_outer"] for name, _ in rows} | packed if self.call.rows > 1 else set()
         for grad in self.part.gradients.values():
             begins.add(grad.data_ptr() // grad.element_size())
             strides |= {s for n, s in zip(grad.shape, grad.stride(), strict=True) if n > 1 and s != 1}
