@@ -42,7 +42,7 @@ def run(
     if shards is not None:
         weight = given["linear_weight"]
         shards.settle(weight.t() if isinstance(weight, Tensor) and weight.ndim == 2 else None)
-        whole = shards.whole
+        whole = shards.whole if shards.sizes is not None else 0  # of what is no shard, which the checks will say
     problem, shape = make(
         spec, logits, given["input"], given["linear_weight"], given["linear_bias"], operands, parameters, statics,
         given.get("ignore_index"), given["reduction"], None if spec.own_weight else given[WEIGHT], given["normalizer"], whole,

@@ -17,6 +17,7 @@ from torch import Tensor
 from losszoo.linear_layer.chunks import chunk_size, matrix, row_stride
 from losszoo.linear_layer.problem import INPUT, LINEAR_BIAS, LINEAR_WEIGHT, Problem
 from losszoo.linear_layer.products import product, wide
+from losszoo.runtime.autograd import built_for
 from losszoo.runtime.parts import Part, Parts
 from losszoo.spec.operands import Row
 
@@ -34,7 +35,7 @@ class Classes:
     def forward(self, p: Problem, wanted: frozenset[str], scale: Tensor | None) -> tuple[Tensor, None, list[Tensor]]:
         """The loss of each row, and what the backward wants."""
         work = _Work(p, self, ())
-        parts = Parts(work.call, p.wrt(wanted))
+        parts = Parts(work.call, built_for(work.call, p.wrt(wanted)))
         for number in range(parts.passes):
             states = None
             for chunk in work:

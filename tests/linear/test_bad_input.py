@@ -121,6 +121,16 @@ def clashing(x: Row, linear_bias: Row):
     return sum(x * linear_bias)
 
 
+@pytest.mark.parametrize("weight", [None, torch.ones(6), torch.ones(9, 6).long()])
+def test_shards(weight):
+    """Without ranks there is one, whose classes are all."""
+    given = tensors("cpu")
+    expect(losszoo.parallel.linear(losszoo.cross_entropy), **{**given, "linear_weight": weight}, says=["linear_weight"])
+    given |= {"linear_weight": torch.ones(9, 2, 6), "linear_bias": None, "target": torch.zeros(11, 2).long()}
+    expect(losszoo.parallel.linear(losszoo.cross_entropy), **given, says=["linear_weight", "(9, 2, 6)", "two axes"])
+    expect(losszoo.parallel.linear(losszoo.cross_entropy), **given, strategy="rows", kinds=TypeError, says=["strategy"])
+
+
 def test_what_is_no_loss_of_rows():
     for value in torch.nn.functional.cross_entropy, None, losszoo.linear_cross_entropy:
         expect(losszoo.linear, value, says=["linear", "@losszoo.loss"], kinds=TypeError)
