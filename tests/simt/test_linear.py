@@ -13,7 +13,11 @@ from tests.losses.oracle import upstream_for
 pytestmark = pytest.mark.cpu_only
 WANTED = frozenset({*LAYER, ".teacher"})
 # Classes and the axes after them: rows that one team holds, that a block steps over, that begin within a vector; a stride between classes.
-SHAPES = ((3, ()), (33, ()), (150, ()), (1000, ()), (4100, ()), (9001, ()), (5, (7,)), (31, (2, 16)), (70, (3,)))
+F32, BF16 = torch.float32, torch.bfloat16
+SHAPES = (
+    (3, (), F32), (33, (), BF16), (150, (), BF16), (1000, (), F32), (4100, (), BF16), (9001, (), F32), (9001, (), BF16),
+    (5, (7,), BF16), (31, (2, 16), F32), (70, (3,), BF16),
+)  # fmt: skip
 
 
 def product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, add: bool = False) -> None:
@@ -60,10 +64,9 @@ def test_losses(name, reduction, strategy, monkeypatch):
     assert over == {"cross_entropy": [True, True], "poly1_loss": [False, False], "kl_distillation_loss": [False, True]}[name]
 
 
-@pytest.mark.parametrize("classes_, inner", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("classes_, inner, dtype", SHAPES)
 def test_shapes(classes_, inner, dtype, monkeypatch):
-    rtol = 2e-6 if dtype is torch.float32 else 2e-2
+    rtol = 2e-6 if dtype is F32 else 2e-2
     some = case("cross_entropy", 13, 6, classes_, dtype=dtype, inner=inner, reduction="mean")
     run(some, rows.Rows(5, 1 << 20), monkeypatch, rtol)
     if not inner:
