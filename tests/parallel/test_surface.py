@@ -67,11 +67,11 @@ def test_no_second_derivative():
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_dtensors(ranks):
     for said in pool().run(ranks, jobs.distributed_tensor):
-        by_batch, labels, teacher, elements = said
+        by_batch, labels, teacher, elements, shard = said
         assert "expected Shard(1) (its classes)" in by_batch
         assert "input is none" in labels and "to_local" in labels
         assert teacher.startswith("teacher: got a tensor beside DTensors")
-        assert "to_local" in elements
+        assert "to_local" in elements and "to_local" in shard
 
 
 @pytest.mark.parametrize("smoothing", ["others", "all"])
