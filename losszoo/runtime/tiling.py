@@ -14,6 +14,7 @@ SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
 COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
 HELD = 192  # bytes of all classes that a thread of columns can hold
+FLOATS = 48  # as many of them fit a thread's registers where three quarters of the threads are resident
 WIDE = 1 << 30  # classes that 32 bits do not count, with what may be added to them
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
@@ -86,13 +87,14 @@ def _held(count: int, classes: int, vectors: int, width: int, skewed: bool, oper
     if vectors > SHORT and needed <= multiprocessors * RESIDENT:  # every row has its threads at once: there is no next one to read
         threads = 256 if needed > multiprocessors * 256 else 128
         return _both(replace(tiling, ahead=False, threads=threads), -(-needed // threads), threads, RESIDENT, multiprocessors)
-    resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
-    launch = _launch(tiling, -(-needed // 128), 128, resident, multiprocessors)
     if vectors > SHORT:
-        return Shape(launch, launch)
+        return _both(tiling, -(-needed // 128), 128, RESIDENT if skewed else RESIDENT // 2, multiprocessors)
     # A forward of short rows has less to do a row than a backward, and wants fewer threads for it.
-    tiling = held(max(1, 4 // operands))
-    return Shape(_launch(tiling, -(-count * tiling.group // 128), 128, RESIDENT, multiprocessors), launch)
+    forward, backward = held(max(1, 4 // operands)), replace(tiling, threads=256)
+    return Shape(
+        _launch(forward, -(-count * forward.group // 128), 128, RESIDENT * 3 // 4, multiprocessors),
+        _launch(backward, -(-needed // 256), 256, RESIDENT, multiprocessors),
+    )
 
 
 def columns(count: int, classes: int, width: int, size: int, operands: int, multiprocessors: int) -> Shape:
@@ -100,7 +102,8 @@ def columns(count: int, classes: int, width: int, size: int, operands: int, mult
     wide = min(width, max(1, COLUMNS // (size * operands)))
     if 0 < wide * size * classes * operands <= HELD:  # all reads of a tile are in flight at once, and need no others ahead of them
         tiling = Tiling(wide, classes, held=True, ahead=False)
-        return _both(tiling, -(-count // (256 * wide)), 256, RESIDENT * 3 // 4, multiprocessors)
+        resident = RESIDENT * 3 // 4 if wide * classes * operands <= FLOATS else RESIDENT // 2
+        return _both(tiling, -(-count // (256 * wide)), 256, resident, multiprocessors)
     forward = Tiling(wide, max(1, 10 // operands))
     backward = Tiling(min(width, max(1, 4 // operands)), max(1, 5 // operands))  # which has no state, but writes
     return Shape(*(_launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
