@@ -29,18 +29,21 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
         team = power_of_two(-(-vectors // in_flight))
         full = min(in_flight, classes // (width * team))
         if 2 <= team <= 32:
-            for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512), (512, 512), (256, 1024)):
-                held = Tiling(width, in_flight, team, True, full, False, skewed, threads)
+            for threads, resident, ahead in (
+                (128, 512, True), (128, 768, True), (128, 1024, True), (256, 512, True), (512, 512, True),
+                (128, 1024, False), (128, 1536, False), (256, 1024, False),
+            ):  # fmt: skip
+                held = Tiling(width, in_flight, team, True, full, False, skewed, ahead, threads)
                 yield shape(held, -(-count * team // threads), threads, processors * (resident // threads))
             if count * team <= 512:
-                held = Tiling(width, in_flight, team, True, full, False, skewed, 512)
+                held = Tiling(width, in_flight, team, True, full, False, skewed, threads=512)
                 for threads in (32, 64):
                     yield Shape(Launch(held, 1, power_of_two(count * team)), Launch(held, -(-count * team // threads), threads))
         if 64 <= team <= 512:
             for resident in (512, 768, 1024):
-                held = Tiling(width, in_flight, 0, True, full, False, skewed, team)
+                held = Tiling(width, in_flight, 0, True, full, False, skewed, threads=team)
                 yield shape(held, count, team, processors * (resident // team))
-        if vectors > 32 * in_flight and (in_flight < 8 or vectors < 1024):  # a warp a row, stepping
+        if vectors > 32 * in_flight and in_flight < 8:  # a warp a row, stepping
             for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512)):
                 looped = Tiling(width, in_flight, 32, skewed=skewed, threads=threads)
                 yield shape(looped, -(-count * 32 // threads), threads, processors * (resident // threads))
@@ -50,11 +53,11 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
                 yield shape(looped, count, threads, processors * (resident // threads))
 
 
-def column_candidates(count: int, classes: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
-    yield PRESENT["columns"](count, classes, width, operands, processors)
-    for wide, in_flight in itertools.product((1, 2, 4), (3, 5, 10, classes)):
-        for resident in (512, 1024) if width % wide == 0 and in_flight <= 32 else ():
-            held = Tiling(wide, in_flight, held=in_flight == classes, threads=256)
+def column_candidates(count: int, classes: int, width: int, size: int, operands: int, processors: int) -> Iterator[Shape]:
+    yield PRESENT["columns"](count, classes, width, size, operands, processors)
+    for wide, in_flight, ahead in itertools.product((1, 2, 4), (5, 10, classes), (True, False)):
+        for resident in (512, 768, 1024) if width % wide == 0 and in_flight <= 32 else ():
+            held = Tiling(wide, in_flight, held=in_flight == classes, ahead=ahead)
             yield shape(held, -(-count // (256 * wide)), 256, processors * (resident // 256))
 
 
@@ -66,7 +69,8 @@ def item_candidates(count: int, width: int, operands: int, processors: int) -> I
 
 
 def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:
-    return Shape(*[Launch(chosen, min(blocks, most), threads)] * 2)
+    turns = max(1, -(-blocks // most))
+    return Shape(*[Launch(chosen, -(-blocks // turns), threads)] * 2)
 
 
 CANDIDATES = {"rows": row_candidates, "columns": column_candidates, "items": item_candidates}
@@ -101,14 +105,15 @@ def tune(problem: Problem, clock: Clock) -> None:
     print(f"\n{problem.name}: floor {floor:.1f} us", flush=True)
     found.sort(key=lambda f: f[0][1])
     backward = sorted(found, key=lambda f: f[0][0] - f[0][1])
-    print(f"  {100 * floor / (found[0][0][1] + backward[0][0][0] - backward[0][0][1]):5.1f} % with the best of either direction", flush=True)
+    least = found[0][0][1] + backward[0][0][0] - backward[0][0][1]
+    print(f"  {100 * floor / least:5.1f} % with the best of either direction", flush=True)
     for direction, best in ("forward", found[:4]), ("backward", backward[:4]), ("present", [f for f in found if f[1] == first]):
         for (total, forward_), candidate, close in best:
             launch = getattr(candidate, direction, candidate.backward)
             t = launch.tiling
             print(
                 f"  {direction:8} {forward_:7.2f} + {total - forward_:7.2f}  w{t.width} v{t.vectors} g{t.group} held{t.held:d}"
-                f" f{t.full} s{t.skipping:d} {launch.grid} x {launch.threads}{'' if close else '   WRONG'}",
+                f" f{t.full} s{t.skipping:d} a{t.ahead:d} {launch.grid} x {launch.threads}{'' if close else '   WRONG'}",
                 flush=True,
             )
     print(f"  {len(found)} candidates, wrong: {[c for _, c, close in found if not close][:3]}", flush=True)

@@ -6,6 +6,12 @@
 
 namespace lz {
 
+// A class computed from numbers; nan, and what no integer holds, names none.
+template <class R>
+LZ_FN int64 integer(R x) {
+  return abs(x) < R(int64(1) << 62) ? int64(x) : int64(-1);
+}
+
 // One class of a row; 0 where the label names none, as the sum over "position == label" would give.
 template <class R, class T>
 LZ_FN R pick(const T* row, int64 step, int64 label, int64 classes) {

@@ -13,7 +13,7 @@
 //   pow                             4 + |y log2(x)| / 3
 //   exp_fast                        2 + |x| / 16, on CUDA 3 + 4/3 |x|; only for x <= 0, as in a softmax; 0 below -87.4
 //   exp_falling                     the same, on CUDA 3 + |x| / 16 unless it is ROUGH: when what comes of it is stored in 16 bits
-//   log1p_unit                      2; log1p for 0 <= x <= 1 only, as in a softplus
+//   log1p_unit                      2, on CUDA 3; log1p for 0 <= x <= 1 only, as in a softplus
 #pragma once
 
 #include <losszoo/platform.h>
@@ -230,12 +230,21 @@ LZ_FN float exp4(float r) {
 
 // --- float: the same on the CPU and on CUDA --------------------------------------------------------------------------
 
+#if LZ_CUDA
+// 2 atanh(s) with s = x / (2 + x), whose series has half as many terms as that of log1p.
+LZ_FN float log1p_unit(float x) {
+    float s = x * ptx::reciprocal(x + 2.0f), w = s * s;
+    float p = detail::horner(w, 0.333332066f, 0.200108496f, 0.139995698f, 0.140122325f);
+    return fma((s + s) * w, p, s + s);
+}
+#else
 LZ_FN float log1p_unit(float x) {
     float x2 = x * x;
     float p = detail::poly8(x, x2, 0.333304703f, -0.24958156f, 0.196931928f, -0.153490975f, 0.10670013f, -0.0575615279f,
                             0.0201503318f, -0.00330653763f);
     return fma(x2, fma(p, x, -0.499999315f), x);
 }
+#endif
 
 // log2(x) is carried in two floats, high + low, so that the error hardly grows with |y * log2(x)|.
 LZ_FN float pow(float x, float y) {

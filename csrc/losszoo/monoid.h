@@ -120,7 +120,7 @@ struct Online {
       for (int n = PARTS; n < ALL; ++n) s[n][l] = sums[n][l];
     }
 #if LZ_CUDA
-    if constexpr (ALL == 1 && is_same<R, float>) {
+    if constexpr (ALL == 1 && L > 1 && is_same<R, float>) {  // columns; a row's own thread is not held up by instructions
       LZ_LANES {
         R mass = R(0), factor = R(1);
         if (abs(peak[l]) < Falling::FAR) {

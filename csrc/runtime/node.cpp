@@ -85,7 +85,7 @@ struct LossNode : torch::autograd::Node {
         unpacked.reserve(operands.size());
         for (const SavedVariable& operand : operands) unpacked.push_back(operand.unpack());
         if (at::GradMode::is_enabled() || !plain(upstream)) {
-            const at::Tensor denominator = plan->reduced ? state.slice(0, plan->kept() - 1).squeeze(0) : at::Tensor();
+            const at::Tensor denominator = plan->reduced ? state.select(0, plan->kept() - 1) : at::Tensor();
             return gradients_from_python(*plan, unpacked, numbers, ignore_index, upstream, denominator);
         }
         return launch(upstream, state, unpacked);
@@ -155,23 +155,23 @@ at::Tensor compute(const std::shared_ptr<const Plan>& shared, Arguments& argumen
     if (arguments.normalizer.defined()) p.normalizer = arguments.normalizer.const_data_ptr();
 
     std::optional<WithoutGil> others(std::in_place, plan.cuda() || plan.rows > plan.grain);
-    at::Tensor loss = empty(plan, plan.shape, plan.real), kept, partial;
+    at::Tensor loss = empty(plan, plan.shape, plan.real), kept;
     p.loss = loss.mutable_data_ptr();
     double denominator = 0;
     const int64_t size = keep ? plan.kept() : plan.reduced && plan.cuda();
     if (size > 0) {
-        kept = empty(plan, {size}, plan.real);
+        // Blocks that join their sums leave them behind what is kept: one allocation.
+        const bool joins = plan.cuda() && plan.reduced && plan.partials > 2;
+        const int64_t aligned = (size * real + sizeof(double) - 1) / sizeof(double) * sizeof(double);
+        kept = empty(plan, {joins ? (aligned + plan.partials * int64_t(sizeof(double))) / int64_t(real) : size}, plan.real);
         char* begin = static_cast<char*>(kept.mutable_data_ptr());
         if (keep && plan.states) p.state = begin;
         p.denominator = begin + (size - 1) * real;
+        if (joins) p.partial = begin + aligned;
     } else {
         p.denominator = &denominator;
     }
     if (plan.cuda()) {
-        if (plan.reduced) {
-            partial = empty(plan, {plan.partials}, at::kDouble);
-            p.partial = partial.const_data_ptr();
-        }
         launch_cuda(plan, plan.forward, p);
     } else {
         Ranges ranges(plan.partials / 2);

@@ -120,6 +120,8 @@ class _Printed:
 
     def _first_loads(self, last: Iterable[str] = ()) -> list[str]:
         """The rows that are read ahead: those of the first loop over a row, or of all of them where the row is held."""
+        if not self.kernel.form.tiling.ahead:
+            return []
         loops = [*(stage["loads"] for stage in self.text["stages"]), last]
         loops = [names for names in loops if names]
         read = {n for names in (loops if self.kernel.form.tiling.held else loops[:1]) for n in names}
@@ -140,7 +142,8 @@ class _Printed:
         body = self.item.inner(Extent.CLASS)
         leaves = self.kernel.program.gradients
         along = [g for leaf, g in zip(leaves, self.plan.outputs.values(), strict=True) if leaf.extent is Extent.CLASS]
-        self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along), "places": sorted(set(body.places))}
+        self.text |= {"loads": self._loads(along, body), "body": body.emit(along), "stores": bool(along)}
+        self.text["places"] = sorted(set(body.places))
         self.text["first_loads"] = self._first_loads(self.text["loads"])
         self.grads: list[dict[str, Any]] = []
         outputs = iter(self.plan.outputs.values())

@@ -27,6 +27,7 @@ class Tiling:
     full: int = 0  # rows that are held: of those reads, how many lie within the row in every thread
     skipping: bool = False  # rows that are held: look at a label before its row is read, which may be ignored
     skewed: bool = False  # rows: they may begin and end within a vector, all operands' alike
+    ahead: bool = True  # rows and columns: the next reads are on their way while the last ones are computed on
     threads: int = 256  # of a block, at most
     wide: bool = False  # rows: so many classes that 32 bits do not count them
 

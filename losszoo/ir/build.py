@@ -25,8 +25,8 @@ def apply(op: str, *args: Node, attr: object = None) -> Node:
 
 REAL_ONLY = frozenset(
     (
-        "div reciprocal share sqrt exp exp_falling log log1p log1p_unit expm1 tanh sin cos asin acos atan atan2 pow floor sigmoid softplus sum "
-        "max peak logsum expsum shifted "
+        "div reciprocal share sqrt exp exp_falling log log1p log1p_unit expm1 tanh sin cos asin acos atan atan2 pow floor sigmoid "
+        "softplus sum max peak logsum expsum shifted "
     ).split()
 )
 

@@ -12,7 +12,12 @@ def _decay(x: Node) -> Node:
 
 def _sigmoid(x: Node) -> Node:
     e = _decay(x)
-    return b.mul(b.where(b.apply("ge", x, ZERO), ONE, e), b.apply("reciprocal", b.add(ONE, e)))  # sigmoid(-x) shares the division
+    # One comparison does for x and -x: at 0 both sides are 1.
+    if x.op == "neg":
+        choice = b.where(b.apply("ge", x.args[0], ZERO), e, ONE)
+    else:
+        choice = b.where(b.apply("ge", x, ZERO), ONE, e)
+    return b.mul(choice, b.apply("reciprocal", b.add(ONE, e)))  # sigmoid(-x) shares the division
 
 
 def _softplus(x: Node) -> Node:

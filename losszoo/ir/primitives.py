@@ -173,7 +173,14 @@ _ROWS = (
     # conversions
     Primitive("floor", lambda t, x: t.floor(x), _none, "lz::floor({0})", edges="no gradient"),
     Primitive("real", lambda t, x: x.to(t.real), _none, "R({0})", Type.REAL),
-    Primitive("integer", lambda t, x: x.to(t.int64), _none, "lz::int64({0})", Type.INT, edges="rounds toward 0; no gradient"),
+    Primitive(
+        "integer",
+        lambda t, x: t.where(t.abs(x) < 2.0**62, x, -1.0).to(t.int64),
+        _none,
+        "lz::integer({0})",
+        Type.INT,
+        edges="rounds toward 0; nan and what is beyond 2**62 become -1, which names no class; no gradient",
+    ),
     Primitive("stop_gradient", lambda t, x: x.detach(), _none, "{0}"),
     # reductions over the row; `c` is empty because a monoid of csrc/losszoo/monoid.h computes them, see ir.monoid
     Primitive("sum", lambda t, x: x.sum(-1, keepdim=True), lambda n, g: (g,), ""),

@@ -20,7 +20,7 @@ def sigmoid_focal_loss(inputs: Elem, targets: Elem, alpha: float = 0.25, gamma: 
     """
     bce = share(targets, softplus(-inputs)) + share(1 - targets, softplus(inputs))
     missed = targets * sigmoid(-inputs) + (1 - targets) * sigmoid(inputs)
-    balance = where(alpha < 0, 1, alpha * targets + (1 - alpha) * (1 - targets))
+    balance = where(alpha < 0, 1, alpha) * targets + where(alpha < 0, 1, 1 - alpha) * (1 - targets)
     return balance * power(missed, gamma) * bce
 
 

@@ -51,6 +51,8 @@ def sharded(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes
     def call(*arguments: Any) -> Tensor:
         if dispatch.watched():
             return operator()(*arguments)
+        if any(map(dispatch.is_distributed, arguments)):
+            raise TypeError(f"sharded: got a DTensor, expected this rank's shard: pass .to_local(), or the DTensor to {spec.name} itself")
         shards.settle(arguments[leader])
         return compute(checked(*arguments, whole=shards.whole), shards)
 

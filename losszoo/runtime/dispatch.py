@@ -41,7 +41,7 @@ def watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def _is_distributed(x: object) -> bool:
+def is_distributed(x: object) -> bool:
     """Whether it is a DTensor. If torch's module was not imported, there are none, and its import takes long."""
     return type(x) is not Tensor and isinstance(x, Tensor) and isinstance(x, getattr(sys.modules.get(DTENSORS), "DTensor", ()))
 
@@ -69,7 +69,7 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
         return traced(spec, output)
 
     def by_python(*arguments: object) -> Tensor:
-        if any(map(_is_distributed, arguments)):
+        if any(map(is_distributed, arguments)):
             from losszoo.parallel.dtensor import compute_distributed
 
             return compute_distributed(spec, output, arguments)

@@ -143,7 +143,8 @@ class Prepared(Launchable):
             sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
             return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)
         rows = [(name, value) for name, value in self.placed.items() if call.kinds[name] is Row]
-        width = VECTOR // min(value.element_size() for _, value in rows)
+        size = min(value.element_size() for _, value in rows)
+        width = VECTOR // size
         # Where each operand's rows begin and how far apart things lie, in values. Gradients begin at multiples of 16 bytes, packed.
         begins = {v.data_ptr() // v.element_size() for _, v in rows} | ({0} if self.wrt else set())
         strides = {self.values[f"s_{name}_outer"] for name, _ in rows} if call.rows > self.values["inner"] else set()
@@ -151,7 +152,7 @@ class Prepared(Launchable):
             strides |= {call.rows, self.values["inner"]} | {self.values[f"s_{name}_class"] for name, _ in rows if call.classes > 1}
             while any(v % width for v in begins | strides):
                 width //= 2
-            return tiling.columns(call.rows, call.classes, width, len(rows), processors)
+            return tiling.columns(call.rows, call.classes, width, size, len(rows), processors)
         strides |= {call.classes} if self.packed_gradients() else set()
         skewed = any(v % width for v in begins | strides | {call.classes})
         if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):

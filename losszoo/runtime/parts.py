@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,10 +54,9 @@ class Parts(kernels.Launchable):
                 self._place_items(name, call.operands[name])
         self.shape: tiling.PartsShape | None = None
         self.form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names)
-        self.kernel = self.directed("forward")
+        self.kernel = kernels.kernel_of(call.spec, call.choice, self.form)
         self.values |= {f"u_{name}": number for name, number in zip(self.kernel.parameters, call.numbers, strict=True)}
         self.numbers = self.kernel.states  # of a row, in each pass
-        self.merged = torch.empty((sum(self.numbers[:-1]), call.rows), dtype=call.real, device=self.device)
         self.gathered: Tensor | None = None  # the states of the last pass
 
     @property
@@ -64,12 +64,20 @@ class Parts(kernels.Launchable):
         """How often every part has to be read, and states gathered. None where the loss needs nothing of its rows."""
         return len(self.numbers)
 
+    @cached_property
+    def merged(self) -> Tensor:
+        """The states of all passes but the last."""
+        return self._states(sum(self.numbers[:-1]))
+
+    def _states(self, numbers: int) -> Tensor:
+        return torch.empty((numbers, self.call.rows), dtype=self.call.real, device=self.device)
+
     def fold(self, part: Part, number: int = 0, states: Tensor | None = None) -> Tensor:
         """The states (numbers, rows) of this part in a pass, in new memory, or joined to the states given, in their place."""
         self._bind(part)
         join = states is not None
         if states is None:
-            states = torch.empty((self.numbers[number], self.call.rows), dtype=self.call.real, device=self.device)
+            states = self._states(self.numbers[number])
         self.run(f"fold{number}", folded=states, merged=self.merged, join=int(join))
         return states
 
@@ -151,5 +159,6 @@ class Parts(kernels.Launchable):
         return self.shape.fold if entry.startswith("fold") else self.shape.backward if entry == "backward" else self.shape.forward
 
     def directed(self, entry: str) -> Kernel:
-        form = replace(self.form, tiling=self.launch(entry).tiling) if self.shape else self.form
-        return kernels.kernel_of(self.call.spec, self.call.choice, form)
+        if self.shape is None:
+            return self.kernel
+        return kernels.kernel_of(self.call.spec, self.call.choice, replace(self.form, tiling=self.launch(entry).tiling))

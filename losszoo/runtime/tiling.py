@@ -8,12 +8,14 @@ from losszoo.codegen.kernel import Tiling
 
 WARP = 32
 SHORT = 16  # vectors of a row
-BLOCK = 256  # threads for a row that no block can hold
-LARGEST = 512  # threads of a block that holds a row
+LARGEST = 512  # threads of a block that has a row
+LONG = 2048  # vectors of a row that a block writes faster than a warp
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
+COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
+HELD = 192  # bytes of all classes that a thread of columns can hold
+FLOATS = 48  # as many of them fit a thread's registers where three quarters of the threads are resident
 WIDE = 1 << 30  # classes that 32 bits do not count, with what may be added to them
-HELD = 48  # values of columns that a thread can hold, and as many of the next ones
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -44,62 +46,75 @@ class PartsShape:
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """Rows of so many classes, read `width` at a time, of so many operands with a class axis."""
     vectors = -(-classes // width) + skewed
-    # A short row is held by few threads, so that many rows share an instruction; a longer one by as few as have the registers for it.
-    in_flight = max(1, (2 if vectors <= SHORT else 8) // operands)
-    team = max(2, power_of_two(-(-vectors // in_flight)))
-    if team <= WARP:
-        full = min(in_flight, classes // (width * team))
-        single = count * team <= SINGLE  # one block needs no other to finish the sum; a backward has none to finish
-        threads = max(WARP, power_of_two(count * team)) if single else 128
-        tiling = Tiling(width, in_flight, team, True, full, False, skewed, max(threads, 128))
-        if single:
-            return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-count * team // WARP)), WARP))
-        resident = RESIDENT if vectors <= SHORT or skewed else RESIDENT // 2
-        return _both(tiling, -(-count * team // 128), 128, resident, multiprocessors)
-    if count >= multiprocessors * RESIDENT // 2 // WARP:
-        return Shape(
-            _stepping(count, classes, Tiling(width, max(1, 2 // operands), WARP, skewed=skewed, threads=128), RESIDENT, multiprocessors),
-            _stepping(count, classes, Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256), RESIDENT // 2, multiprocessors),
-        )
-    in_flight = max(1, 4 // operands)
-    threads = power_of_two(-(-vectors // in_flight))
-    if threads <= LARGEST:
-        full = min(in_flight, classes // (width * threads))
-        # Where rows are few they are sooner read than their labels looked at.
-        tiling = Tiling(width, in_flight, 0, True, full, count > FEW, skewed, threads)
+    if vectors <= WARP * max(1, 8 // operands):
+        return _held(count, classes, vectors, width, skewed, operands, multiprocessors)
+    if count < multiprocessors * 8 and vectors <= LARGEST * max(1, 4 // operands):
+        # A block a row. Where rows are few they are sooner read than their labels looked at.
+        in_flight = max(1, 4 // operands)
+        threads = power_of_two(-(-vectors // in_flight))
+        tiling = Tiling(width, in_flight, 0, True, min(in_flight, classes // (width * threads)), count > FEW, skewed, threads=threads)
         return _both(tiling, count, threads, RESIDENT, multiprocessors)
-    launch = _stepping(count, classes, Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK), RESIDENT * 3 // 4, multiprocessors)
-    return Shape(launch, launch)
+    return _stepping(count, classes, vectors, width, skewed, operands, multiprocessors)
 
 
-def _stepping(count: int, classes: int, tiling: Tiling, resident: int, multiprocessors: int) -> Launch:
-    tiling = replace(tiling, wide=classes >= WIDE)
-    return _launch(tiling, -(-count * (tiling.group or tiling.threads) // tiling.threads), tiling.threads, resident, multiprocessors)
+def _stepping(count: int, classes: int, vectors: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
+    """A warp a row spends the fewest instructions where a row ends. A block a row writes long rows faster, and shares out few of them."""
+    wide = classes >= WIDE
+    many = Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256, wide=wide)
+    few = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=LARGEST, wide=wide)
+    long = replace(few, vectors=many.vectors)
+    by_warps = _launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
+    return Shape(
+        by_warps if count >= multiprocessors * 8 else _launch(few, count, LARGEST, RESIDENT, multiprocessors),
+        by_warps if vectors <= LONG and count >= multiprocessors * 8 else _launch(long, count, LARGEST, RESIDENT // 2, multiprocessors),
+    )
 
 
-def columns(count: int, classes: int, width: int, operands: int, multiprocessors: int) -> Shape:
-    """Rows whose classes lie a stride apart, `width` neighbouring positions at a time."""
-    width = min(width, max(1, 4 // operands))  # the state of each is in registers
-    # Few classes are all held, of two or more positions: half of the threads then have twice as much in flight.
-    held = [w for w in (4, 2) if w <= width and w * classes * operands <= HELD]
-    if held:
-        tiling = Tiling(held[0], max(1, classes), held=True)
-        return _both(tiling, -(-count // (256 * held[0])), 256, RESIDENT // 2, multiprocessors)
-    return _both(Tiling(width, 5), -(-count // (256 * width)), 256, RESIDENT, multiprocessors)
+def _held(count: int, classes: int, vectors: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
+    """A team of a warp or less holds a row: as few threads as have the registers for it, so that many rows share an instruction."""
+
+    def held(in_flight: int) -> Tiling:
+        team = max(2, power_of_two(-(-vectors // in_flight)))
+        full = min(in_flight, classes // (width * team))
+        return Tiling(width, in_flight, team, True, full, False, skewed, threads=128)
+
+    tiling = held(max(1, (2 if vectors <= SHORT else 8) // operands))
+    needed = count * tiling.group
+    if needed <= SINGLE:  # one block needs no other to finish the sum; a backward has none to finish
+        threads = max(WARP, power_of_two(needed))
+        tiling = replace(tiling, threads=max(threads, 128))
+        return Shape(Launch(tiling, 1, threads), Launch(tiling, max(1, -(-needed // WARP)), WARP))
+    if vectors > SHORT and needed <= multiprocessors * RESIDENT:  # every row has its threads at once: there is no next one to read
+        threads = 256 if needed > multiprocessors * 256 else 128
+        return _both(replace(tiling, ahead=False, threads=threads), -(-needed // threads), threads, RESIDENT, multiprocessors)
+    if vectors > SHORT:
+        return _both(tiling, -(-needed // 128), 128, RESIDENT if skewed else RESIDENT // 2, multiprocessors)
+    # A forward of short rows has less to do a row than a backward, and wants fewer threads for it.
+    forward, backward = held(max(1, 4 // operands)), replace(tiling, threads=256)
+    return Shape(
+        _launch(forward, -(-count * forward.group // 128), 128, RESIDENT * 3 // 4, multiprocessors),
+        _launch(backward, -(-needed // 256), 256, RESIDENT, multiprocessors),
+    )
+
+
+def columns(count: int, classes: int, width: int, size: int, operands: int, multiprocessors: int) -> Shape:
+    """Rows whose classes lie a stride apart, up to `width` neighbouring positions at a time, of operands of `size` bytes or more."""
+    wide = min(width, max(1, COLUMNS // (size * operands)))
+    if 0 < wide * size * classes * operands <= HELD:  # all reads of a tile are in flight at once, and need no others ahead of them
+        tiling = Tiling(wide, classes, held=True, ahead=False)
+        resident = RESIDENT * 3 // 4 if wide * classes * operands <= FLOATS else RESIDENT // 2
+        return _both(tiling, -(-count // (256 * wide)), 256, resident, multiprocessors)
+    forward = Tiling(wide, max(1, 10 // operands))
+    backward = Tiling(min(width, max(1, 4 // operands)), max(1, 5 // operands))  # which has no state, but writes
+    return Shape(*(_launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
 
 
 def parts(count: int, local: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> PartsShape:
     """Rows of which so many classes are here, read `width` at a time. What has states alone: a thread a row."""
-    vectors = -(-local // width) + skewed
-    if vectors <= WARP or count >= multiprocessors * RESIDENT // 2 // WARP:
-        fold = Tiling(width, max(1, 2 // operands), WARP, skewed=skewed, threads=128)
-        backward, resident = Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256), (RESIDENT, RESIDENT // 2)
-    else:
-        fold = backward = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=BLOCK)
-        resident = (RESIDENT * 3 // 4,) * 2
-    launches = [_stepping(count, local, t, r, multiprocessors) for t, r in zip((fold, backward), resident, strict=True)]
-    by_rows = _launch(launches[0].tiling, -(-count // fold.threads), fold.threads, RESIDENT, multiprocessors)
-    return PartsShape(launches[0], by_rows, launches[1])
+    reading = _stepping(count, local, -(-local // width) + skewed, width, skewed, operands, multiprocessors)
+    tiling = reading.forward.tiling
+    by_threads = _launch(tiling, -(-count // tiling.threads), tiling.threads, RESIDENT, multiprocessors)
+    return PartsShape(reading.forward, by_threads, reading.backward)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
@@ -114,8 +129,9 @@ def _both(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocess
 
 
 def _launch(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Launch:
-    """As many blocks as there is work for, and no more than are resident at once: each strides over the rest."""
-    return Launch(tiling, max(1, min(blocks, multiprocessors * (resident // threads))), threads)
+    """As many blocks as there is work for, and no more than are resident at once: each strides over the rest, all equally often."""
+    turns = -(-blocks // (multiprocessors * (resident // threads)))
+    return Launch(tiling, max(1, -(-blocks // max(1, turns))), threads)
 
 
 def power_of_two(n: int) -> int:

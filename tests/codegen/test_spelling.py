@@ -43,7 +43,8 @@ def library() -> ctypes.CDLL:
         )
         for real in DTYPES:
             head = f"void {name}_{real}(const {real}* x, {real}* y, lz::int64 n)"
-            body = f"using R = {real}; constexpr bool ROUGH = false; (void)ROUGH; for (lz::int64 i = 0; i < n; ++i) {{ {reads} y[i] = R({text}); }}"
+            body = f"using R = {real}; constexpr bool ROUGH = false; (void)ROUGH; "
+            body += f"for (lz::int64 i = 0; i < n; ++i) {{ {reads} y[i] = R({text}); }}"
             lines.append(f'extern "C" __attribute__((visibility("default"))) {head} {{ {body} }}')
     return ctypes.CDLL(str(build(Source("spelling", "cpp", "\n".join(lines) + "\n"))))
 

@@ -133,10 +133,10 @@ def test_exp_falling(call: Call, device: str) -> None:
     assert (got[x > -1e-9] == 1).all()
 
 
-def test_log1p_unit(call: Call) -> None:
+def test_log1p_unit(call: Call, device: str) -> None:
     x = sweep()
     x = x[~(x < 0) & ~(x > 1)]
-    assert_within(call("log1p_unit_float", x), x.double().log1p(), 2, x)
+    assert_within(call("log1p_unit_float", x), x.double().log1p(), 3 if device == "cuda" else 2, x)
 
 
 def test_atan2(call: Call) -> None:

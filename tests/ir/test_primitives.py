@@ -100,7 +100,7 @@ POINTWISE = {
     "not": Case(torch.logical_not, (BOOL,), gradient=False),
     "floor": Case(torch.floor, gradient=False),
     "real": Case(Tensor.double, (INT,), gradient=False, integral=True),
-    "integer": Case(Tensor.long, gradient=False, integral=True),
+    "integer": Case(lambda x: torch.where(x.abs() < 2**62, x, -1.0).long(), gradient=False),
     "stop_gradient": Case(Tensor.detach, gradient=False),
 }
 

@@ -15,6 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import hypothesis  # noqa: F401  # once, and not for every fault
+import pytest
+import torch  # noqa: F401
+
 from tests.mutations.faults import Fault, read
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +68,8 @@ def caught(tree: Path, fault: Fault, suite: bool) -> bool:
     begun = time.monotonic()
     path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        by = failure(tree, [*fault.tests]) or (suite and failure(tree, ["tests"])) or None
+        stages = [*fault.stages, *([("tests",)] if suite else [])]
+        by = next(filter(None, (failure(tree, [*stage]) for stage in stages)), None)
     finally:
         path.write_text(sound, encoding="utf-8")
     print(f"{'caught' if by else 'MISSED'} in {time.monotonic() - begun:.0f} s: {fault.name}", flush=True)
@@ -75,16 +80,37 @@ def caught(tree: Path, fault: Fault, suite: bool) -> bool:
 
 def failure(tree: Path, tests: list[str]) -> str | None:
     """The first test that fails, or None."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
-    environment["LOSSZOO_CACHE_DIR"] = str(tree.parent / "kernels")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests],
-        cwd=tree, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 0:
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            status = 99
+            try:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                status = test(tree, tests)
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        text = output.read()
+    if status == 0:
         return None
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return said[0] if said else f"exit status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+    if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED, 99):
+        raise SystemExit(f"{' '.join(tests)}: {text[-1000:]}")
+    said = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return said[0] if said else f"exit status {status}: {text[-300:]}"
+
+
+def test(tree: Path, tests: list[str]) -> int:
+    """Run tests of the tree in this process, which has torch already and nothing of losszoo's."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "losszoo")]:
+        del sys.modules[name]
+    sys.path[0] = str(tree)
+    sys.dont_write_bytecode = True
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true", "LOSSZOO_CACHE_DIR": str(tree.parent / "kernels")}
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]))
 
 
 if __name__ == "__main__":

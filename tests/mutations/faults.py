@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]  # arguments of pytest, those that are meant to fail
+    stages: tuple[tuple[str, ...], ...]  # arguments of pytest, each for when the one before saw nothing
 
 
 def read() -> list[Fault]:
@@ -27,4 +28,5 @@ def _fault(block: str, lists: dict[str, str]) -> Fault:
     name, place, *lines = block.split("\n")
     file, _, tests = place.partition(": ")
     old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in ("- ", "+ "))
-    return Fault(name, file, old, new, tuple(" ".join(lists.get(word, word) for word in tests.split()).split()))
+    tests = " ".join(lists.get(word, word) for word in re.findall(r"[^\s,]+|,", tests))
+    return Fault(name, file, old, new, tuple(tuple(shlex.split(stage)) for stage in tests.split(",")))

@@ -188,6 +188,7 @@ def distributed_tensor(group):
         lambda: losszoo.cross_entropy(x, distribute_tensor(y, mesh, [Replicate()])),
         lambda: kl_distillation_loss(distribute_tensor(x, mesh, [Shard(1)]), teacher),
         lambda: losszoo.sigmoid_focal_loss(distribute_tensor(x, mesh, [Shard(1)]), x),
+        lambda: sharded(losszoo.cross_entropy, group)(distribute_tensor(x, mesh, [Shard(1)]), y),
     ):
         try:
             call()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,11 +66,11 @@ def test_no_second_derivative():
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_dtensors(ranks):
     for said in pool().run(ranks, jobs.distributed_tensor):
-        by_batch, labels, teacher, elements = said
+        by_batch, labels, teacher, elements, shard = said
         assert "expected Shard(1) (its classes)" in by_batch
         assert "input is none" in labels and "to_local" in labels
         assert teacher.startswith("teacher: got a tensor beside DTensors")
-        assert "to_local" in elements
+        assert "to_local" in elements and "to_local" in shard
 
 
 @pytest.mark.parametrize("smoothing", ["others", "all"])

@@ -27,9 +27,9 @@ print(loss.grad_fn.name(), native.settled())
 """
 
 
-def run(cache: Path, **environment: str) -> str:
+def run(cache: Path, **environment: str | Path) -> str:
     kept = {k: v for k, v in os.environ.items() if k != "LOSSZOO_RUNTIME"}
-    environment = {**kept, "PYTHONPATH": str(ROOT), "LOSSZOO_CACHE_DIR": str(cache), **environment}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "LOSSZOO_CACHE_DIR": str(cache), **{k: str(v) for k, v in environment.items()}}
     result = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], env=environment, capture_output=True, text=True, cwd=cache)
     assert result.returncode == 0 and not result.stderr, result.stderr
     return result.stdout.strip()
@@ -44,13 +44,23 @@ def unsettled(monkeypatch):
 
 
 def test_the_first_call_returns_at_once_and_the_build_outlives_its_process(tmp_path):
-    """Slow on purpose: the whole of what a new user's machine does."""
-    assert run(tmp_path) == "_FunctionBackward False"
+    """With a compiler that knows the runtime's units by heart: each takes half a minute, and was compiled when the tests began."""
+    compiler, go, built = tmp_path / "c++", tmp_path / "go", extension.find()
+    compiler.write_text(f"""#!/bin/sh
+case "$*" in
+  *-std=c++20*) while [ ! -e '{go}' ]; do sleep 0.1; done; for last; do :; done; touch "$last" ;;
+  *{extension.ARTEFACT}*) cp '{built}' {extension.ARTEFACT} ;;
+  *) exec c++ "$@" ;;
+esac
+""")
+    compiler.chmod(0o755)
+    assert run(tmp_path, CXX=compiler) == "_FunctionBackward False"
+    go.touch()
     deadline = time.monotonic() + 300
     while not list(tmp_path.glob(f"{extension.NAME}-*/{extension.ARTEFACT}")):
         assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert run(tmp_path) == "CrossEntropyBackward True"
+        time.sleep(0.1)
+    assert run(tmp_path, CXX=compiler) == "CrossEntropyBackward True"
 
 
 def test_python_alone_if_that_is_wanted(tmp_path):

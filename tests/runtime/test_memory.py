@@ -28,6 +28,13 @@ CPU = torch.device("cpu")
 COUNT = memory.LARGE // 4  # floats, just enough
 
 
+@pytest.fixture(scope="module", autouse=True)
+def others_garbage_is_theirs():
+    """So that the collections here look at little."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept():
     gc.collect()

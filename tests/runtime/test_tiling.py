@@ -42,13 +42,13 @@ def test_rows(count, classes, width, skewed, operands, multiprocessors):
         assert chosen.vectors * operands <= 8  # vectors in a thread's registers, and as many on their way
 
 
-@given(counts, st.integers(1, 5000), widths, st.integers(1, 4), processors)
-def test_columns(count, classes, width, operands, multiprocessors):
-    shape = tiling.columns(count * width, classes, width, operands, multiprocessors)
+@given(counts, st.integers(0, 5000), widths, st.sampled_from((2, 4, 8)), st.integers(1, 4), processors)
+def test_columns(count, classes, width, size, operands, multiprocessors):
+    shape = tiling.columns(count * width, classes, width, size, operands, multiprocessors)
     launched(shape)
-    chosen = shape.forward.tiling
-    assert width % chosen.width == 0
-    assert not chosen.held or chosen.vectors == classes
+    for launch in (shape.forward, shape.backward):
+        assert width % launch.tiling.width == 0 and launch.tiling.vectors >= 1
+        assert not launch.tiling.held or launch.tiling.vectors == classes
 
 
 @given(counts, widths, st.integers(1, 4), processors)

@@ -28,7 +28,8 @@ from losszoo.jit import toolchains
 from losszoo.runtime import cuda_driver
 from tests.simt.toolchain import Toolchain, shared_variables, source_lines
 
-DEVICE = torch.device("cuda", 99)  # no test has so many, so nothing is confused with a real one
+# By mode, since the product keeps what it has built by device; no test has so many, so nothing is confused with a real one.
+DEVICES = {"races": torch.device("cuda", 98), "address": torch.device("cuda", 99)}
 POISON = 0xFF  # a nan in every format, and a large number as an integer
 PATIENCE = 60  # seconds of its own time for a launch
 DONE = b"done"  # after the buffers
@@ -104,17 +105,17 @@ class _Device(TorchFunctionMode):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
-        self.setting = setting
+        self.setting, self.device = setting, DEVICES[setting.mode]
         self.storages: dict[int, torch.UntypedStorage] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func == Tensor.device.__get__:
             self._see(args)
-            return DEVICE
-        if kwargs.get("device") == DEVICE:
+            return self.device
+        if kwargs.get("device") == self.device:
             kwargs["device"] = "cpu"
-        args = tuple("cpu" if isinstance(a, torch.device) and a == DEVICE else a for a in args)
+        args = tuple("cpu" if isinstance(a, torch.device) and a == self.device else a for a in args)
         result = func(*args, **kwargs)
         if func in (torch.empty, torch.empty_like, Tensor.new_empty):
             _bytes_of(result.untyped_storage())[:] = bytes([POISON]) * result.untyped_storage().nbytes()

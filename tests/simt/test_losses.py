@@ -16,6 +16,7 @@ from losszoo.runtime import kernels, tiling
 from losszoo.testing import interpreted
 from tests import simt
 from tests.losses import oracle
+from tests.simt import driver
 from tests.simt.run import checked, run
 from tests.strategies import (
     BF16,
@@ -65,7 +66,9 @@ def check(name: str, call: Call, number: int, mode: str) -> None:
     oracle.compare(name, call, actual, expected)
 
 
-def row_call(name: str, form: tuple, shape: tuple[int, ...], number: int, layout: str = "contiguous") -> Call:
+def row_call(
+    name: str, form: tuple, shape: tuple[int, ...], number: int, layout: str = "contiguous", reductions: tuple[str, ...] = REDUCTIONS
+) -> Call:
     dtype, soft, weighted, capped, smoothed, z = form
     rng, axis = generator(number), 1
     kind = turn(ROW_KINDS, number)
@@ -75,7 +78,7 @@ def row_call(name: str, form: tuple, shape: tuple[int, ...], number: int, layout
     if kind == "tile":  # whole blocks of masked classes, up to all but the last
         x[:, : max(0, shape[1] - 1 - number % 3 * 40)] = -torch.inf
     classes, count = shape[axis], x.numel() // shape[axis]
-    options = {"label_smoothing": 0.1 if smoothed else 0.0, "reduction": turn(REDUCTIONS, number + number // 3)}
+    options = {"label_smoothing": 0.1 if smoothed else 0.0, "reduction": turn(reductions, number + number // 3)}
     if name == "softmax_focal_loss":
         options["gamma"] = (2.0, 0.5, 0.0)[number % 3]
     else:
@@ -103,17 +106,18 @@ def row_cases() -> list:
         for i in (j, j + 5):
             name, form = turn(FORMS, i)
             cases.append(pytest.param(name, form, classes, i, "races", id=f"{name}-{i % len(FORMS)}-{classes}-races"))
-        if j % 4 == 2:
+        if j % 5 == 2:
             cases.append(pytest.param(*turn(FORMS, j), classes, j, "address", id=f"{turn(FORMS, j)[0]}-{classes}-address"))
     return cases
 
 
 def rows_of(name: str, form: tuple, classes: int, i: int):
     """The calls of a case: every number of rows; rows that begin between two vectors; one row in the place of all."""
+    reductions = ("none",) if (i + CLASSES.index(classes)) % 3 == 0 else ("mean", "sum")  # which have kernels of their own
     for k, rows in enumerate(ROWS if classes < 4000 else (1, 5)):
-        yield row_call(name, form, (rows, classes), 5 * i + k)
-    yield row_call(name, form, (turn((2, 33), i), classes), i, turn(("offset", "padded"), i // 2))
-    yield row_call(name, form, (3, classes), i, "expanded")
+        yield row_call(name, form, (rows, classes), 5 * i + k, reductions=reductions)
+    yield row_call(name, form, (turn((2, 33), i), classes), i, turn(("offset", "padded"), i // 2), reductions)
+    yield row_call(name, form, (3, classes), i, "expanded", reductions)
 
 
 @pytest.mark.parametrize("name, form, classes, i, mode", row_cases())
@@ -148,6 +152,14 @@ def plain_calls():
                     yield Call({"input": x, "target": x if soft else labels}, {}, ("input",), {"input": layout})
 
 
+def test_a_kernel_is_built_anew_for_the_other_mode():
+    call = row_call("cross_entropy", (F32, None, False, False, False, False), (2, 3), 0)
+    for mode in ("races", "address", "races"):
+        run(losszoo.cross_entropy, call, mode=mode)
+        program = next(reversed(driver._programs))
+        assert (b"__asan_init" in program.read_bytes()) == (mode == "address")
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_more_classes_than_an_int_can_count(dtype, monkeypatch):
     """The kernel for them, at a size that fits here."""
@@ -168,8 +180,21 @@ def strided_cases() -> list:
 
 @pytest.mark.parametrize("name, form, i, mode", strided_cases())
 def test_strided_rows(name, form, i, mode):
-    for j, shape in enumerate(STRIDED):
-        check(name, row_call(name, form, shape, 3 * i + j), 3 * i + j, mode)
+    """Every other shape, so that each meets half of the forms."""
+    reductions = ("none",) if i % 3 == 0 else ("mean", "sum")
+    for j in range(i % 2, len(STRIDED), 2):
+        check(name, row_call(name, form, STRIDED[j], 3 * i + j, reductions=reductions), 3 * i + j, mode)
+
+
+@pytest.mark.parametrize("classes", [5, 43])  # held by a thread, and not
+def test_neighbouring_columns_far_from_zero(classes):
+    """Several positions a thread, whose states share their reads and nothing else: also where the neighbour is infinite."""
+    for kind in ("offset", "below", "saturated"):
+        rng = generator(classes)
+        x = logits(kind, (2, classes, 24), rng)
+        x[0, 1, ::5] = torch.inf
+        target = labels_for(x.float(), -100, 0.0, rng)
+        check("cross_entropy", Call({"input": x.float(), "target": target}, {"reduction": "none"}, ("input",)), classes, "races")
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -197,7 +222,7 @@ def test_no_rows(name, reduction):
         assert actual.loss.numel() == 0 if reduction == "none" else actual.loss.isnan() if reduction == "mean" else actual.loss == 0
 
 
-def element_call(form: tuple, count: int, number: int) -> Call:
+def element_call(form: tuple, count: int, number: int, reductions: tuple[str, ...]) -> Call:
     dtype, weighted, both = form
     rng = generator(number)
     shape = (count // 3, 3) if number % 4 == 3 else (count,)
@@ -209,12 +234,12 @@ def element_call(form: tuple, count: int, number: int) -> Call:
     tensors = {"inputs": x.to(dtype), "targets": t.to(dtype)}
     if weighted:
         tensors["weight"] = torch.rand(shape, generator=rng, dtype=torch.float64).to(dtype)
-    options = {"alpha": turn((0.25, -1.0, 0.9), number), "gamma": turn((2.0, 0.5, 0.0, 3.5), number), "reduction": turn(REDUCTIONS, number)}
+    options = {"alpha": turn((0.25, -1.0, 0.9), number), "gamma": turn((2.0, 0.5, 0.0, 3.5), number), "reduction": turn(reductions, number)}
     layouts = {name: turn(ITEM_LAYOUTS, number + k) for k, name in enumerate(tensors)}
     return Call(tensors, options, ("inputs", "targets") if both else ("inputs",), layouts)
 
 
-def box_call(name: str, form: tuple, count: int, number: int) -> Call:
+def box_call(name: str, form: tuple, count: int, number: int, reductions: tuple[str, ...]) -> Call:
     dtype, box_format, version, weighted, both = form
     rng = generator(number)
     shape = (count // 3, 3) if number % 4 == 3 else (count,)
@@ -224,7 +249,7 @@ def box_call(name: str, form: tuple, count: int, number: int) -> Call:
     tensors = {k: from_corners(b, box_format).view(*shape, 4).to(dtype) for k, b in zip(("pred", "target"), pair)}
     if weighted:
         tensors["weight"] = torch.rand(shape, generator=rng, dtype=torch.float64).to(dtype)
-    options = {"box_format": box_format, "reduction": turn(REDUCTIONS, number)}
+    options = {"box_format": box_format, "reduction": turn(reductions, number)}
     if name == "wiou_loss":
         options |= {"version": version, "iou_mean": torch.tensor(0.3) if number % 2 else 1.0}
     layouts = {name: turn(ITEM_LAYOUTS, number + k) for k, name in enumerate(tensors)}
@@ -243,5 +268,6 @@ def item_cases() -> list:
 def test_items(name, i, form, mode):
     for j, count in enumerate(ITEMS):
         number = 5 * i + j
-        call = element_call(form, count, number) if name == "sigmoid_focal_loss" else box_call(name, form, count, number)
+        place = (form, count, number, ("none",) if i % 2 else ("mean", "sum"))
+        call = element_call(*place) if name == "sigmoid_focal_loss" else box_call(name, *place)
         check(name, call, number, mode)

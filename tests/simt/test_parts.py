@@ -37,7 +37,7 @@ def hold(where, form, sizes, number, mode="races", rows=None, views=False):
         testing._assert_close(name, x, want, plain, forward if name == "the loss" else gradient)
 
 
-@pytest.mark.parametrize("i", [0, 2, 4, 5, 6, 7, 8, 9, 11], ids=lambda i: f"{FORMS[i][0].split(':')[1]}-{str(FORMS[i][1])[6:]}")
+@pytest.mark.parametrize("i", [0, 2, 4, 6, 9, 11], ids=lambda i: f"{FORMS[i][0].split(':')[1]}-{str(FORMS[i][1])[6:]}")
 def test_parts(i):
     where, *rest = FORMS[i]
     hold(where, rest, SPLITS[i % len(SPLITS)], i)
@@ -45,20 +45,22 @@ def test_parts(i):
 
 @pytest.mark.parametrize("sizes", [SPLITS[1], SPLITS[5]])
 def test_addresses(sizes):
-    hold(CE, FORMS[1][1:], sizes, len(sizes), "address")
+    hold(CE, FORMS[0][1:], sizes, len(sizes), "address")
 
 
 def test_many_rows():
     """A warp a row, in several steps."""
     for i in (1, 11):
         where, *form = FORMS[i]
-        hold(where, form, (264, 520), i, rows=40)
+        hold(where, form, (264, 1401), i, rows=17)
 
 
 def test_rows_that_begin_anywhere():
     """Within a vector, in blocks that step over them; and where the gradient begins elsewhere in a vector than the logits."""
+    where, *form = FORMS[0]
+    hold(where, form, (9001, 4113, 17), 1)
+    hold(where, form, (9000, 8200), 2)
     where, *form = FORMS[1]
-    hold(where, form, (5001, 4113, 17), 1)
     hold(where, form, (5001, 4113), 2)
     hold(where, form, (33, 700, 291), 4, views=True)
 

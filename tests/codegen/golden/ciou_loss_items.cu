@@ -50,11 +50,11 @@ extern "C" __global__ void __launch_bounds__(256) forward(const __grid_constant_
       raw_pred[u].template fetch<K == K>(a.p_pred + first * 4);
       raw_target[u].template fetch<K == K>(a.p_target + first * 4);
     }
+    R losses = R(0), counts = R(0);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const lz::int64 first = at + u * K * threads;
       if (first >= end) break;
-      R losses = R(0), counts = R(0);
 #pragma unroll
       for (int l = 0; l < K; ++l) {
         const lz::int64 row = first + l;
@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(256) forward(const __grid_constant_
         losses += t57;
         counts += R(1.0);
       }
-      tally.add(losses, counts);
     }
+    tally.add(losses, counts);
   }
   for (lz::int64 at = whole + thread, end = a.rows; at < end; at += threads * U) {
     lz::Chunk<float, 1 * 4> raw_pred[U];
@@ -141,11 +141,11 @@ extern "C" __global__ void __launch_bounds__(256) forward(const __grid_constant_
       raw_pred[u].template fetch<1 == K>(a.p_pred + first * 4);
       raw_target[u].template fetch<1 == K>(a.p_target + first * 4);
     }
+    R losses = R(0), counts = R(0);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const lz::int64 first = at + u * 1 * threads;
       if (first >= end) break;
-      R losses = R(0), counts = R(0);
 #pragma unroll
       for (int l = 0; l < 1; ++l) {
         const lz::int64 row = first + l;
@@ -219,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(256) forward(const __grid_constant_
         losses += t57;
         counts += R(1.0);
       }
-      tally.add(losses, counts);
     }
+    tally.add(losses, counts);
   }
   lz::finish<R, 1>(a, tally);
 }

@@ -42,9 +42,9 @@ LZ_FN float divide(float a, float b) { return a / b; }
 LZ_FN void follow() {}
 
 LZ_FN unsigned arrive(unsigned* counter) {
-  __threadfence();
+  __threadfence();  // releases
   const unsigned before = atomicAdd(counter, 1u);
-  __threadfence();
+  __threadfence();  // acquires
   return before;
 }
 
