@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from losszoo.runtime import native
 
+MEASURE = "COVERAGE_PROCESS_START"  # by which coverage finds its way into a process
+MEASURED = os.environ.get(MEASURE)
 settings.register_profile(
     "losszoo",
     max_examples=25,
@@ -47,7 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Of a test's cases only the first is measured by coverage, which doubles the time that Python takes. So it is a lower bound."""
+    """Of a test's cases only the first is measured by coverage, which doubles the time that Python takes. So it is a lower bound.
+
+    Nor are the processes that a test starts, for which it would look on while torch is imported, unless the test says so.
+    """
+    os.environ.pop(MEASURE, None)
     module, cases = sys.modules.get("coverage"), getattr(item, "callspec", None)
     tracing = module and module.Coverage.current()
     if not (tracing and cases and any(cases.indices.values())):
@@ -61,6 +67,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is there by now stays: no collection need look at it again
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that the test starts are measured by coverage, if this one is."""
+    if MEASURED:
+        monkeypatch.setenv(MEASURE, MEASURED)
 
 
 @pytest.fixture(scope="session")

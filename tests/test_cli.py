@@ -24,7 +24,7 @@ def output(capsys: pytest.CaptureFixture[str], *command: str, status: int = 0) -
     return capsys.readouterr()
 
 
-def test_as_a_program():
+def test_as_a_program(measured):
     """`python -m losszoo` hands on arguments and exit status."""
     command = [sys.executable, "-m", "losszoo"]
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -157,7 +157,7 @@ def test_the_demo_refuses_a_picture_in_no_folder(capsys, tmp_path):
     assert said.count("\n") == 1 and "there is no folder" in said
 
 
-def test_a_short_demo(tmp_path):
+def test_a_short_demo(tmp_path, measured):
     """Fewer epochs, steps and rounds; still right that the curves agree and that both networks learn."""
     picture = tmp_path / "demo.png"
     short = "import sys; from losszoo.losses.demo import run; run(sys.argv[1], epochs=8, steps=60, rounds=1)"

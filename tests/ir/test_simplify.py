@@ -149,9 +149,9 @@ BINARY = (
 
 @pytest.mark.parametrize("op", BINARY)
 def test_a_constant_on_either_side(op):
-    """0, 1, -1, 2 and the rest beside a variable that may be anything."""
-    known = {X: torch.tensor(EDGES, dtype=torch.float64).reshape(-1, 1)}
-    for number in (*EDGES, 2.0):
+    """0, 1, -1, 2 and the rest beside a variable that may be anything, to the last bit."""
+    known = {X: torch.tensor((*EDGES, 5.0, 0.3, 1e-300, 1e200), dtype=torch.float64).reshape(-1, 1)}
+    for number in (*EDGES, 2.0, 3.0, 0.1, 2.0**-70, 1e300):
         for args in ((X, const(number)), (const(number), X), (X, X)):
             assert equal(value(apply(op, *args), known), plain(op, args, known)), args
 

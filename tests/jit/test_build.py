@@ -109,6 +109,18 @@ def test_what_decides_the_artefact_is_in_the_key(cache_dir: Path, monkeypatch: p
     assert _digest(TWICE, None, Cpp([COMPILER])) == first
 
 
+def test_the_parts_of_the_key_are_told_apart() -> None:
+    """However the same text is divided into flags, compiler and architecture, each division has a key of its own."""
+    from losszoo.jit.build import _digest
+
+    text = "abcd"
+    cuts = [(i, j, k) for i in range(5) for j in range(i, 5) for k in range(j, 5)]
+    divisions = {((text[:i], text[i:j]), text[j:k], text[k:]) for i, j, k in cuts}
+    divisions |= {((text[:j],), text[j:k], text[k:]) for _, j, k in cuts}
+    keys = {_digest(TWICE, arch, SimpleNamespace(flags=flags, identity=identity)) for flags, identity, arch in divisions}
+    assert len(keys) == len(divisions)
+
+
 def test_a_script_is_asked_which_compiler_it_stands_for(tmp_path: Path) -> None:
     script, version = tmp_path / "g++", tmp_path / "version"
     script.write_text(f"#!/bin/sh\ncat '{version}'\n")

@@ -158,6 +158,30 @@ def test_a_killed_build_leaves_no_entry_and_is_swept_later(cache_dir: Path, monk
     assert not left.exists()
 
 
+def test_what_is_published_is_on_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the power fails, there is a whole entry or none; and one that was returned stays."""
+    synced: set[int] = set()
+    fsync, rename = os.fsync, Path.rename
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def publish(workspace: Path, entry: Path) -> Path:
+        assert {path.stat().st_ino for path in (workspace, *workspace.rglob("*"))} <= synced
+        synced.clear()
+        return rename(workspace, entry)
+
+    def make(directory: Path) -> None:
+        maker()(directory)
+        (directory / "beside.txt").write_text("for people")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", publish)
+    assert fetch("loss", "a" * 64, "kernel.so", make).read_text() == "artefact"
+    assert cache_dir.stat().st_ino in synced
+
+
 def truncate(entry: Path) -> None:
     os.truncate(entry / "kernel.so", 3)
 

@@ -48,8 +48,7 @@ def in_children(count, work):
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
 """
 
-# Coverage is no part of the situation: it would speak on stderr of paths that it cannot write down.
-UNWANTED = ("CXX", "XDG_CACHE_HOME", "COVERAGE_PROCESS_START")
+UNWANTED = ("CXX", "XDG_CACHE_HOME")
 
 Python = Callable[..., subprocess.CompletedProcess]
 

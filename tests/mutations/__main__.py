@@ -42,6 +42,8 @@ def main() -> int:
         return bool(stale)
     with tempfile.TemporaryDirectory(prefix="mutations-") as place:
         tree = copied(Path(place, "tree"))
+        for built in Path(os.environ.get("LOSSZOO_CACHE_DIR", place)).glob("losszoo_runtime-*"):
+            shutil.copytree(built, tree.parent / "kernels" / built.name)  # it takes a minute, and is kept where its sources are the same
         missed = [fault.name for fault in chosen if not caught(tree, fault, suite=not options.no_suite)]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} faults caught" + "".join(f"\nmissed: {name}" for name in missed))
     return bool(missed)
