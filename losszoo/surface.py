@@ -62,13 +62,18 @@ def loss(function: Callable | None = None, *, reduction: str = "mean") -> LossFu
     return expose(declare(function, reduction))
 
 
-def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> LossFunction:
-    """The public function of a spec, for its loss or for another of its named outputs, by kernels or by the interpreter."""
-    engine: dict[str, object] = {"ignore_index": -100} if spec.labelled else {}
-    engine["reduction"] = spec.reduction
+def expose(
+    spec: Spec, output: str = "loss", interpreted: bool = False, engine: tuple[Callable, Callable] | None = None
+) -> LossFunction:
+    """The public function of a spec, for its loss or for another of its named outputs, by kernels or by the interpreter.
+
+    engine: what else is to be called with all arguments in a row, and what gives the function that torch.compile looks into.
+    """
+    options: dict[str, object] = {"ignore_index": -100} if spec.labelled else {}
+    options["reduction"] = spec.reduction
     if not spec.own_weight:
-        engine[WEIGHT] = None
-    engine["normalizer"] = None
+        options[WEIGHT] = None
+    options["normalizer"] = None
     arguments: list[Argument] = [*spec.operands, *spec.parameters, *spec.statics]
     defaults = {a.name: a for a in arguments}
     text = []
@@ -78,11 +83,11 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> LossF
         text.append(name + _default(defaults[name]))
     if spec.positional == len(spec.order) and not spec.open_ended:
         text.append("*")
-    text += [f"{name}={value!r}" for name, value in engine.items()]
+    text += [f"{name}={value!r}" for name, value in options.items()]
     scope: dict[str, Any] = {f"_default_{a.name}_": a.default for a in defaults.values()}
     passed = list(defaults)
     passed += ["ignore_index" if spec.labelled else "None", "reduction", "None" if spec.own_weight else WEIGHT, "normalizer"]
-    _bind(scope, spec, output, interpreted)
+    _bind(scope, spec, output, interpreted, engine)
     lines = [
         f"def {spec.name}({', '.join(text)}):",
         "    if _compiling_():",
@@ -94,7 +99,7 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> LossF
     function = scope[spec.name]
     function.__module__ = spec.function.__module__
     function.__qualname__ = spec.function.__qualname__
-    function.__doc__ = _documentation(spec, engine)
+    function.__doc__ = _documentation(spec, options)
     function.spec = spec
 
     def module(name: str, **defaults: object) -> type[LossModule]:
@@ -106,20 +111,22 @@ def expose(spec: Spec, output: str = "loss", interpreted: bool = False) -> LossF
     return function
 
 
-def _bind(scope: dict, spec: Spec, output: str, interpreted: bool) -> None:
+def _bind(scope: dict, spec: Spec, output: str, interpreted: bool, engine: tuple[Callable, Callable] | None) -> None:
     """Give the public function what it calls, with its arguments in a row: `_call_`, or `_traced_` under torch.compile."""
     # The runtime imports torch; a spec can be declared and rendered without it.
     from losszoo.runtime import dispatch
 
-    def call(*arguments):
+    def by_dispatch(*arguments):
         function, final = dispatch.caller(spec, output, interpreted)
         if final:  # the native runtime, once it is ready, takes the place of this
             scope["_call_"] = function
         return function(*arguments)
 
+    call, traced = engine or (by_dispatch, lambda: dispatch.traced(spec, output))
+
     def prepare():
         if "_traced_" not in scope:
-            scope["_traced_"] = dispatch.traced(spec, output)
+            scope["_traced_"] = traced()
         return True
 
     scope |= {"_call_": call, "_compiling_": dispatch.compiling, "_prepare_": dispatch.while_tracing(prepare)}

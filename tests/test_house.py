@@ -14,6 +14,7 @@ import losszoo
 ROOT = Path(__file__).parent.parent
 NAMING = (
     "losszoo/losses/",
+    "losszoo/compat/",
     "examples/",
     "tests/",
     "benchmarks/",

@@ -27,11 +27,11 @@ def context(kernel: Kernel, language: str) -> dict:
     data = {
         "name": kernel.spec.name,
         "lowering": form.lowering,
-        "headers": ["math", "item", "monoid", "device" if language == "cuda" else "host"],
+        "headers": ["math", "item", "monoid", "device" if language == "cuda" else "host", *["parts"] * (form.lowering == "parts")],
         "real": STORAGE[form.real],
         "dense": form.dense,
         "tiling": asdict(form.tiling),
-        "reduced": form.reduced if language == "cuda" else None,  # None: known at run time
+        "reduced": form.reduced if language == "cuda" and form.lowering != "parts" else None,  # None: known at run time
         "fields": [{"c": f.c, "name": f.name} for f in kernel.fields],
         "rows": [{"name": n, "c": STORAGE[kernel.storage[n]]} for n in kernel.names(Row)],
         "class_weights": kernel.names(ClassWeight),
@@ -66,7 +66,7 @@ class _Printed:
         self.backward = plan is kernel.program.backward
         self.lane = "l" if tiled else "0"
         self.tiled = tiled
-        self.roots = [*(n for run in plan.passes for acc in run for n in acc.inputs), *plan.outputs.values(), *plan.state]
+        self.roots = [*(n for run in plan.passes for acc in run for n in acc.roots), *plan.outputs.values(), *plan.state]
         uniform = Scope(self._leaves(), Extent.UNIFORM)
         stored = [kernel.storage[n] for n in kernel.form.wrt]
         rough = self.backward and all(s in ("float16", "bfloat16") for s in stored)  # only what is rounded to 16 bits comes of it
@@ -200,7 +200,12 @@ class _Printed:
             section["item"]["defines"] = [d for d in section["item"]["defines"] if d["name"] in kept]
 
     def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
-        return {"name": name, "type": acc.monoid, "inputs": [body.text(n) for n in acc.inputs], "padding": list(acc.padding)}
+        inputs = [body.text(n) for n in acc.inputs]
+        printed: dict[str, Any] = {"name": name, "type": acc.monoid, "inputs": inputs, "padding": list(acc.padding)}
+        if self.kernel.form.lowering == "parts":
+            found = acc.found and {"operand": acc.found.args[0].attr[0], "index": body.text(acc.found.args[1])}
+            printed |= {"numbers": acc.numbers, "found": found}
+        return printed
 
     def _results(self, name: str, acc: Accumulator) -> list[dict]:
         results = []

@@ -36,7 +36,7 @@ class Tiling:
 class Form:
     """What specialises a kernel beside the choice of loss."""
 
-    lowering: str  # rows: classes side by side; columns: classes a stride apart; items: no class axis
+    lowering: str  # rows: classes side by side; parts: some of those; columns: classes a stride apart; items: no class axis
     dtypes: tuple[str, ...]  # of the operands that are given, in the order of the traced leaves
     real: str  # float32 or float64: what is computed and accumulated in
     wrt: tuple[str, ...]  # operands that get a gradient
@@ -68,7 +68,20 @@ class Kernel:
 
     @cached_property
     def program(self) -> Program:
-        return scheduled(self.spec, self.choice, self.form.wrt)
+        return scheduled(self.spec, self.choice, self.form.wrt, self.form.lowering == "parts")
+
+    @cached_property
+    def entries(self) -> tuple[str, ...]:
+        """The functions that are launched. In parts, a pass folds its states, and all but the last merge them for the next to read."""
+        if self.form.lowering != "parts":
+            return ("forward", "backward")
+        passes = range(len(self.program.forward.passes))
+        return (*(f"fold{i}" for i in passes), *(f"merge{i}" for i in passes[:-1]), "forward", "backward")
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """In parts: how many numbers a row has in the states of each pass."""
+        return tuple(sum(acc.numbers for acc in run) for run in self.program.forward.passes)
 
     @cached_property
     def kinds(self) -> dict[str, object]:
@@ -114,6 +127,9 @@ class Kernel:
             pointers.append((name, f"{real}*"))
         pointers += [("normalizer", f"const {real}*"), ("grad_output", f"const {real}*")]
         pointers += [("partial", "double*"), ("status", "lz::int64*"), ("counter", "unsigned*")]
+        if self.form.lowering == "parts":
+            pointers += [("folded", f"{real}*"), ("gathered", f"const {real}*"), ("merged", f"{real}*")]
+            numbers += ["offset", "local", "join", "parts"]
         code = "d" if real == "double" else "f"
         return (
             *(Field(n, c, "P") for n, c in pointers),
@@ -131,7 +147,7 @@ class Kernel:
 
 
 @cache
-def scheduled(spec: Spec, choice: Choice, wrt: tuple[str, ...]) -> Program:
-    """The forward and backward plans of a loss, shared by all its forms."""
+def scheduled(spec: Spec, choice: Choice, wrt: tuple[str, ...], parts: bool = False) -> Program:
+    """The forward and backward plans of a loss, shared by all its forms (but those that see a part of the classes, which have others)."""
     traced = spec.trace(choice)
-    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], traced.absent)
+    return program(traced.outputs, [leaf for name in wrt for leaf in traced.leaves[name]], traced.absent, parts)

@@ -28,9 +28,12 @@ class Term:
     shifted: Node | None = None
 
 
-def canonical(roots: Iterable[Node]) -> dict[Node, Node]:
-    """Each node below the roots as a kernel computes it: gradient stops dropped, sigmoid and softplus spelled out, sums split."""
-    rewriter = _Rewriter()
+def canonical(roots: Iterable[Node], parts: bool = False) -> dict[Node, Node]:
+    """Each node below the roots as a kernel computes it: gradient stops dropped, sigmoid and softplus spelled out, sums split.
+
+    parts: for kernels that see a part of the classes. To them x[y] is a sum like others, of which other parts may have the term.
+    """
+    rewriter = _Rewriter(parts)
     return {node: rewriter.visit(node) for node in topological(roots)}
 
 
@@ -46,7 +49,8 @@ def row_softmax(node: Node) -> Node | None:
 
 
 class _Rewriter:
-    def __init__(self) -> None:
+    def __init__(self, parts: bool) -> None:
+        self.parts = parts
         self.done: dict[Node, Node] = {}
         self.needs_row: dict[Node, bool] = {}
 
@@ -61,6 +65,8 @@ class _Rewriter:
             new = self.sum(args[0]) if args[0].extent is Extent.CLASS else b.sum(args[0])
         elif node.op == "max":
             new = b.max_(args[0])
+        elif node.op == "pick" and self.parts:
+            new = b.apply("found", *args)
         else:
             new = rebuild(node, args)
             if new.op == "exp" and row_softmax(new) is not None:
@@ -95,8 +101,8 @@ class _Rewriter:
         if term.logits is None:
             return b.apply("shifted", x, term.rest)
         # Under a softmax, shift by x[0] instead: sum(p f (x - x[0])) + (x[0] - max(x)) sum(p f). A large x[0] is no such shift: it
-        # may be a mask.
-        first = b.pick(x, const(0))
+        # may be a mask; and in parts it would take a pass to find it.
+        first = ZERO if self.parts else b.pick(x, const(0))
         pivot = b.where(b.apply("lt", b.apply("abs", first), const(FAR)), first, ZERO)
         near = b.apply("expsum", term.logits, b.mul(term.rest, b.sub(x, pivot)))
         return b.add(near, b.mul(b.sub(pivot, b.apply("peak", x)), b.apply("expsum", term.logits, term.rest)))

@@ -67,7 +67,7 @@ SMALLEST = leaf("smallest", None, Type.REAL, Extent.UNIFORM)  # the smallest nor
 POSITION = leaf("position", None, Type.INT, Extent.CLASS)
 UPSTREAM = leaf("upstream", None, Type.REAL, Extent.ITEM)
 
-REDUCTIONS = frozenset({"sum", "max", "peak", "logsum", "expsum", "shifted"})
+REDUCTIONS = frozenset({"sum", "max", "peak", "logsum", "expsum", "shifted", "found"})
 
 
 def is_const(node: Node, value: float | None = None) -> bool:

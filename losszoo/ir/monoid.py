@@ -23,6 +23,13 @@ class Accumulator:
     inputs: tuple[Node, ...]
     padding: tuple[str, ...]  # C text of the values that leave the state unchanged, one an input
     results: tuple[tuple[Node, str], ...]  # (reduction, member function that projects it: a lane is its last argument)
+    numbers: int = 1  # of a lane's state
+    found: Node | None = None  # the x[y] that the state is, once a row: nothing is folded
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """The values that have to be computed for it."""
+        return self.inputs if self.found is None else self.found.args[1:]
 
 
 def accumulators(reductions: Sequence[Node]) -> tuple[Accumulator, ...]:
@@ -34,6 +41,8 @@ def accumulators(reductions: Sequence[Node]) -> tuple[Accumulator, ...]:
             plain.append(Accumulator("lz::Sum<R, L>", node.args, ("R(0)",), ((node, "sum("),)))
         elif node.op == "max":
             plain.append(Accumulator("lz::Max<R, L>", node.args, ("-lz::infinity<R>()",), ((node, "max("),)))
+        elif node.op == "found":
+            plain.append(Accumulator("lz::Sum<R, L>", (), (), ((node, "sum("),), found=node))
         else:
             online.setdefault(node.args[0], []).append(node)
     return tuple(_online(logits, nodes) for logits, nodes in online.items()) + tuple(plain)
@@ -46,4 +55,5 @@ def _online(logits: Node, nodes: list[Node]) -> Accumulator:
     results += [(n, f"mean({i}, ") for i, n in enumerate(means)] + [(n, f"shifted({i}, ") for i, n in enumerate(shifted)]
     weights = [n.args[1] for n in means + shifted]
     padding = ("-lz::infinity<R>()", *("R(0)" for _ in weights))
-    return Accumulator(f"lz::Online<R, L, {len(means)}, {len(shifted)}>", (logits, *weights), padding, tuple(results))
+    monoid, numbers = f"lz::Online<R, L, {len(means)}, {len(shifted)}>", 2 + len(means) + 2 * len(shifted)
+    return Accumulator(monoid, (logits, *weights), padding, tuple(results), numbers)

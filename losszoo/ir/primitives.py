@@ -215,6 +215,14 @@ _ROWS = (
         Type.REAL,
         edges="0 where the index names no class",
     ),
+    Primitive(
+        "found",
+        lambda t, x, y: _gather(t, x, y),
+        _none,
+        "",
+        Type.REAL,
+        edges="x[y] as a sum over the classes, made by ir.algebra after autodiff where a kernel sees a part of them",
+    ),
 )  # fmt: skip
 
 

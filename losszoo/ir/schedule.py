@@ -9,7 +9,7 @@ from typing import Any
 from losszoo.ir import build as b
 from losszoo.ir.algebra import canonical
 from losszoo.ir.autodiff import gradient
-from losszoo.ir.expr import REDUCTIONS, ZERO, Node, topological
+from losszoo.ir.expr import ONE, REDUCTIONS, UPSTREAM, ZERO, Node, rebuild, topological
 from losszoo.ir.monoid import ONLINE, Accumulator, accumulators
 
 
@@ -22,7 +22,7 @@ class Plan:
     state: tuple[Node, ...]  # reductions written by the forward, read by the backward
 
     def nodes(self) -> list[Node]:
-        roots = [node for run in self.passes for acc in run for node in acc.inputs]
+        roots = [node for run in self.passes for acc in run for node in acc.roots]
         return list(topological([*roots, *self.outputs.values()]))
 
 
@@ -36,26 +36,41 @@ class Program:
     backward: Plan
 
 
-def program(outputs: Mapping[str, Node], wrt: Sequence[Node], absent: Node | None = None) -> Program:
+def program(outputs: Mapping[str, Node], wrt: Sequence[Node], absent: Node | None = None, parts: bool = False) -> Program:
     """Differentiate the output `loss` with respect to the leaves `wrt`, and schedule both directions.
 
-    Items of which `absent` holds have gradient 0, even where their operands are nan.
+    Items of which `absent` holds have gradient 0, even where their operands are nan. parts: for kernels that see a part of the
+    classes; the backward then has no passes, as each would have to gather from all parts: the forward computes what they would.
     """
     gradients = gradient(outputs["loss"], wrt)
     if absent is not None:
         gradients = {leaf: b.where(absent, ZERO, g) for leaf, g in gradients.items()}
-    rewritten = canonical([*outputs.values(), *gradients.values()])
+    if parts:
+        gradients = _reducing_without_upstream(gradients)
+    rewritten = canonical([*outputs.values(), *gradients.values()], parts)
     forward_outputs = {name: rewritten[node] for name, node in outputs.items()}
     backward_outputs = {leaf: rewritten[node] for leaf, node in gradients.items()}
     computed = _reductions(forward_outputs.values())
     _, missing = _reached(backward_outputs.values(), computed)
     # What the forward's online states hold besides costs nothing to keep, and spares the backward a pass.
     online = {node.args[0] for node in computed if node.op in ONLINE}
-    computed += [node for node in missing if node.op in ("peak", "logsum") and node.args[0] in online]
+    computed += [node for node in missing if parts or node.op in ("peak", "logsum") and node.args[0] in online]
     state, missing = _reached(backward_outputs.values(), computed)
     forward = Plan(_passes(computed, frozenset()), forward_outputs, state)
     backward = Plan(_passes(missing, frozenset(state)), backward_outputs, state)
     return Program(outputs, gradients, forward, backward)
+
+
+def _reducing_without_upstream(gradients: dict[Node, Node]) -> dict[Node, Node]:
+    """The same gradients, of sums that the forward can compute: a gradient is linear in the upstream one, so that can come after."""
+    new: dict[Node, Node] = {UPSTREAM: UPSTREAM}
+    unit: dict[Node, Node] = {UPSTREAM: ONE}  # the values where the upstream gradient is 1
+    for node in topological(gradients.values()):
+        if node not in new:
+            new[node], unit[node] = (rebuild(node, tuple(values[a] for a in node.args)) for values in (new, unit))
+            if node.op in REDUCTIONS and new[node] is not unit[node]:
+                new[node] = b.mul(UPSTREAM, unit[node])
+    return {leaf: new[g] for leaf, g in gradients.items()}
 
 
 def _reductions(roots: Iterable[Node]) -> list[Node]:

@@ -58,9 +58,12 @@ def describe(value: object) -> str:
 
 def check(
     spec: Spec, operands: tuple, parameters: tuple, statics: tuple, ignore_index: Any, reduction: Any, weight: object,
-    normalizer: Any, output: str = "loss",
+    normalizer: Any, output: str = "loss", whole: int | None = None,
 ) -> Call:  # fmt: skip
-    """Turn the arguments of a public function into a Call, or raise TypeError or ValueError."""
+    """Turn the arguments of a public function into a Call, or raise TypeError or ValueError.
+
+    whole: the number of classes in all, where the operands with a class axis have a part of them.
+    """
     numbers_, present = check_options(spec, parameters, statics, ignore_index, reduction)
     tensors: dict[str, Tensor] = {}
     kinds: dict[str, Kind] = {}
@@ -87,7 +90,7 @@ def check(
             raise ValueError(f"{name}: got {describe(value)}, expected it on {device} like {leader}")
     for name, kind in kinds.items():
         tensors[name] = _typed(name, tensors[name], kind)
-    shape, classes = _shapes(spec, tensors, kinds, leader)
+    shape, classes = _shapes(spec, tensors, kinds, leader, whole)
     if normalizer is not None:
         normalizer = _normalizer(normalizer, reduction, device, real)
     choice = Choice(tuple(chosen), tuple(statics), present, weight is not None, output)
@@ -146,7 +149,9 @@ def _typed(name: str, value: Tensor, kind: Kind) -> Tensor:
     return value.to(torch.int64) if kind is Index else value
 
 
-def _shapes(spec: Spec, tensors: dict[str, Tensor], kinds: dict[str, Kind], leader: str) -> tuple[torch.Size, int]:
+def _shapes(
+    spec: Spec, tensors: dict[str, Tensor], kinds: dict[str, Kind], leader: str, whole: int | None
+) -> tuple[torch.Size, int]:
     """The shape of the unreduced loss and the number of classes; broadcast operands are expanded in place."""
     if spec.row:
         leader = next(name for name, kind in kinds.items() if kind is Row)
@@ -156,7 +161,7 @@ def _shapes(spec: Spec, tensors: dict[str, Tensor], kinds: dict[str, Kind], lead
         axis = class_axis(x.ndim)
         classes = x.shape[axis]
         shape = torch.Size(s for i, s in enumerate(x.shape) if i != axis)
-        if classes == 0 and shape.numel() > 0:
+        if (whole or classes) == 0 and shape.numel() > 0:
             raise ValueError(f"{leader}: got {describe(x)}, expected at least one class")
     else:
         shape, classes = _item_shape(tensors, kinds), 0
@@ -166,17 +171,18 @@ def _shapes(spec: Spec, tensors: dict[str, Tensor], kinds: dict[str, Kind], lead
             labels = any(o.name == name and Index in o.kinds for o in spec.operands)
             hint = f", or whole numbers of shape {tuple(shape)} as class labels" if labels else ""
             raise ValueError(f"{name}: got {describe(value)}, expected shape {tuple(x.shape)} like {leader}{hint}")
-        if kind is ClassWeight and value.shape != (classes,):
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected ({classes},): one value a class")
+        if kind is ClassWeight and value.shape not in ((classes,), (whole,)):
+            sizes = f"({classes},)" + (f" or ({whole},)" if whole else "")
+            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {sizes}: one value a class")
         if kind is Scalar and value.numel() != 1:
             raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected one number")
         if kind in (Elem, PerRow) and not spec.row or name == WEIGHT and kind is PerRow:
-            tensors[name] = _expanded(name, value, shape)
+            tensors[name] = expanded(name, value, shape)
         elif kind.extent is Extent.ITEM:
             expected = (*shape, kind.components) if kind.components else tuple(shape)
             if tuple(value.shape) != expected:
                 raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {expected}")
-    return shape, classes
+    return shape, classes if whole is None else whole
 
 
 def _item_shape(tensors: dict[str, Tensor], kinds: dict[str, Kind]) -> torch.Size:
@@ -201,7 +207,7 @@ def _item_shape(tensors: dict[str, Tensor], kinds: dict[str, Kind]) -> torch.Siz
         raise ValueError(f"the shapes do not match: {got}; expected shapes that broadcast together") from None
 
 
-def _expanded(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+def expanded(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     if value.shape == shape:
         return value
     try:

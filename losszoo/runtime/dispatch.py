@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from losszoo.runtime.autograd import compute
 from losszoo.runtime.plans import plan
 from losszoo.spec.declare import Spec
 
+DTENSORS = "torch.distributed.tensor"
 compiling = torch.compiler.is_compiling
 
 
@@ -34,21 +36,26 @@ def traced(spec: Spec, output: str) -> Callable[..., Tensor]:
     return ops.operator(spec, output)
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a mode is about that wants to see operators: fake tensors, make_fx and the like."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def checker(spec: Spec, output: str) -> Callable[..., Call]:
+def is_distributed(x: object) -> bool:
+    """Whether it is a DTensor. If torch's module was not imported, there are none, and its import takes long."""
+    return type(x) is not Tensor and isinstance(x, Tensor) and isinstance(x, getattr(sys.modules.get(DTENSORS), "DTensor", ()))
+
+
+def checker(spec: Spec, output: str = "loss") -> Callable[..., Call]:
     """What makes a checked call of all arguments in a row: operands, parameters, statics, the engine's own."""
     operands = len(spec.operands)
     numbers = operands + len(spec.parameters)
     statics = numbers + len(spec.statics)
 
-    def checked(*arguments: Any) -> Call:
+    def checked(*arguments: Any, whole: int | None = None) -> Call:
         groups = arguments[:operands], arguments[operands:numbers], arguments[numbers:statics]
         ignore_index, reduction, weight, normalizer = arguments[statics:]
-        return check(spec, *groups, ignore_index, reduction, weight, normalizer, output)
+        return check(spec, *groups, ignore_index, reduction, weight, normalizer, output, whole)
 
     return checked
 
@@ -62,7 +69,11 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
         return traced(spec, output)
 
     def by_python(*arguments: object) -> Tensor:
-        if not interpreted and _watched():
+        if any(map(is_distributed, arguments)):
+            from losszoo.parallel.dtensor import compute_distributed
+
+            return compute_distributed(spec, output, arguments)
+        if not interpreted and watched():
             return operator()(*arguments)
         return compute(checked(*arguments), interpreted)
 

@@ -21,7 +21,7 @@ def forward(call: Call, operands: dict[str, Tensor], frozen: Frozen | None = Non
         leaves = leaf_values(call, operands)
         loss, counts = evaluate(torch, [traced.outputs["loss"], traced.outputs["counts"]], leaves, frozen)
         loss, counts = (v.expand(call.rows, 1) for v in (loss, counts))
-        ignored, stray = _label_masks(call, operands)
+        ignored, stray = label_masks(call, operands)
         if ignored is not None and stray is not None:
             loss = torch.where(ignored, 0, torch.where(stray, torch.nan, loss))
             counts = torch.where(ignored, 0, counts)
@@ -46,7 +46,7 @@ def backward(
             grad = grad / denominator
         leaves[UPSTREAM] = grad.to(call.real).reshape(-1, 1).expand(call.rows, 1)
         values = dict(zip(program.gradients, evaluate(torch, list(program.gradients.values()), leaves, frozen), strict=True))
-        ignored, stray = _label_masks(call, operands)
+        ignored, stray = label_masks(call, operands)
         return [_gradient(operands[n], traced.leaves[n], values, ignored, stray, call) for n in wrt]
 
 
@@ -84,7 +84,7 @@ def leaf_values(call: Call, operands: dict[str, Tensor]) -> dict[Node, Tensor]:
     return leaves
 
 
-def _label_masks(call: Call, operands: dict[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+def label_masks(call: Call, operands: dict[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
     """Which rows are ignored, and which have a label that names no class (an IndexError on the CPU)."""
     ignored = stray = None
     for name, kind in call.kinds.items():

@@ -25,54 +25,105 @@ VECTOR = 16  # bytes that a CUDA thread reads at once
 TILE = 256  # ranges begin at multiples of what the CPU kernels take at once
 
 
-class Prepared:
-    """A call with its operands in walkable memory, and the kernel that takes them."""
+class Launchable:
+    """A call and its kernel, with the values of the kernel's argument struct."""
 
-    def __init__(self, call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...]) -> None:
-        self.call, self.device = call, operands[call.differentiable[0]].device
+    kernel: Kernel
+    wrt: dict[str, Tensor]
+    shape: Any  # CUDA: how a launch shares out the work
+
+    def __init__(self, call: Call, device: torch.device) -> None:
+        self.call, self.device = call, device
         self.values: dict[str, Any] = {
             "rows": call.rows, "classes": call.classes, "inner": 1, "mean": int(call.reduction == "mean"),
             "ignore_index": call.ignore_index,
         }  # fmt: skip
         self.placed: dict[str, Tensor] = {}  # kept until the launch, whose pointers lead into them
-        self._place(call, operands)
+        self.storage: dict[str, str] = {}
+
+    def _place(self, name: str, value: Tensor) -> None:
+        self.placed[name] = value
+        self.values[f"p_{name}"] = value.data_ptr()
+        self.storage[name] = dtype_name(value.dtype)
+
+    def _place_items(self, name: str, value: Tensor) -> None:
+        """An operand without a class axis."""
+        if (kind := self.call.kinds[name]) is Scalar:
+            value = value.to(self.call.real).contiguous()
+        else:
+            value, item, component = item_strides(value, kind.components)
+            self.values |= {f"s_{name}_item": item, f"s_{name}_component": component}
+        self._place(name, value)
+
+    @property
+    def multiprocessors(self) -> int:
+        return cuda_driver.multiprocessors(self.device.index)
+
+    def gradient(self, name: str) -> Tensor:
+        """Memory for the gradient of an operand, which the kernel will write."""
+        operand = self.wrt[name]
+        grad = memory.empty(operand.shape, operand.dtype, operand.device)
+        self.values[f"g_{name}"] = grad.data_ptr()
+        return grad
+
+    def run(self, entry: str, **pointers: Tensor | int | None) -> None:
+        """Launch one of the kernel's functions; `pointers` are the outputs and whatever else it needs."""
+        for name, value in pointers.items():
+            self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
+        runner(self.directed(entry), self.device).run(entry, self)
+
+    def directed(self, entry: str) -> Kernel:
+        """The kernel that has the function. All that a call uses have the same arguments."""
+        raise NotImplementedError
+
+    def launch(self, entry: str) -> tiling.Launch:
+        return getattr(self.shape, entry)
+
+    def pack(self) -> bytes:
+        values = self.values
+        return self.kernel.packer.pack(*(values.get(f.name, 0) for f in self.kernel.fields))
+
+    def ranges(self) -> int:
+        return max(1, -(-self.call.rows // self.values["grain"]))
+
+
+class Prepared(Launchable):
+    """A call with its operands in walkable memory, and the kernel that takes them."""
+
+    def __init__(self, call: Call, operands: dict[str, Tensor], wrt: tuple[str, ...]) -> None:
+        super().__init__(call, operands[call.differentiable[0]].device)
+        self.layout: Rows | None = None
+        for name in call.spec.trace(call.choice).leaves:
+            self._place_operand(name, operands[name])
         self.lowering, self.wrt = self.layout.lowering if self.layout else "items", {name: operands[name] for name in wrt}
-        dtypes = tuple(self._storage[name] for name in call.spec.trace(call.choice).leaves)
+        dtypes = tuple(self.storage.values())
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        self.form = Form(self.lowering, dtypes, _name(call.real), wrt, dense)
+        self.form = Form(self.lowering, dtypes, dtype_name(call.real), wrt, dense)
         self.kernel = self.directed("forward")
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
         self.values["grain"] = self._grain()
 
-    def directed(self, direction: str) -> Kernel:
-        """The kernel for a direction. Both have the same arguments."""
+    def directed(self, entry: str) -> Kernel:
         form = self.form
         if self.shape:
-            form = replace(form, tiling=getattr(self.shape, direction).tiling, reduced=self.call.reduction != "none")
-        return _kernel(self.call.spec, self.call.choice, form)
+            form = replace(form, tiling=self.launch(entry).tiling, reduced=self.call.reduction != "none")
+        return kernel_of(self.call.spec, self.call.choice, form)
 
-    def _place(self, call: Call, operands: dict[str, Tensor]) -> None:
-        """Record each operand's address and strides, of a copy where it cannot be walked."""
-        self._storage: dict[str, str] = {}
-        self.layout: Rows | None = None
-        for name in call.spec.trace(call.choice).leaves:
-            value, kind = operands[name], call.kinds[name]
-            if kind is Row:
-                value, layout, outer, step = walkable(value, self.layout)
-                self.layout = layout
-                self.values |= {f"s_{name}_outer": outer, f"s_{name}_class": step, "inner": layout.inner}
-            elif kind in (ClassWeight, Scalar):
-                value = value.to(call.real).contiguous()
-                if kind is ClassWeight and value.data_ptr() % VECTOR:
-                    value = value.clone()
-            else:
-                value, item, component = item_strides(value, kind.components)
-                self.values |= {f"s_{name}_item": item, f"s_{name}_component": component}
-            self.placed[name] = value
-            self.values[f"p_{name}"] = value.data_ptr()
-            self._storage[name] = _name(value.dtype)
+    def _place_operand(self, name: str, value: Tensor) -> None:
+        """Record an operand's address and strides, of a copy where it cannot be walked."""
+        kind = self.call.kinds[name]
+        if kind is Row:
+            value, layout, outer, step = walkable(value, self.layout)
+            self.layout = layout
+            self.values |= {f"s_{name}_outer": outer, f"s_{name}_class": step, "inner": layout.inner}
+            self._place(name, value)
+        elif kind is ClassWeight:
+            value = value.to(self.call.real).contiguous()
+            self._place(name, value.clone() if value.data_ptr() % VECTOR else value)
+        else:
+            self._place_items(name, value)
 
     def _packed(self) -> bool:
         """Whether every operand of items lies without gaps, and on CUDA from a multiple of sixteen bytes."""
@@ -84,10 +135,6 @@ class Prepared:
             if self.device.type == "cuda" and value.data_ptr() % VECTOR:
                 return False
         return True
-
-    @property
-    def multiprocessors(self) -> int:
-        return cuda_driver.multiprocessors(self.device.index)
 
     def _shape(self, dense: bool) -> tiling.Shape:
         """How a CUDA launch shares out the work."""
@@ -106,23 +153,22 @@ class Prepared:
             while any(v % width for v in begins | strides):
                 width //= 2
             return tiling.columns(call.rows, call.classes, width, size, len(rows), processors)
-        strides |= {call.classes} if self.wrt else set()
+        strides |= {call.classes} if self.packed_gradients() else set()
         skewed = any(v % width for v in begins | strides | {call.classes})
         if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
             width, skewed = 1, False  # no two operands' vectors would hold the same classes
         return tiling.rows(call.rows, call.classes, width, skewed, len(rows), processors)
 
+    def packed_gradients(self) -> bool:
+        """Whether there are gradients whose rows follow each other without gaps."""
+        return bool(self.wrt)
+
     def gradient(self, name: str) -> Tensor:
-        """Memory for the gradient of an operand, which the kernel will write."""
-        operand = self.wrt[name]
-        if self.call.kinds[name] is Row:
-            grad = empty_rows(operand, self.lowering)
-            step = grad.stride(class_axis(grad.ndim))
-            outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.values["inner"]
-            self.values |= {f"sg_{name}_outer": outer, f"sg_{name}_class": step}
-        else:
-            grad = memory.empty(operand.shape, operand.dtype, operand.device)
-        self.values[f"g_{name}"] = grad.data_ptr()
+        if self.call.kinds[name] is not Row:
+            return super().gradient(name)
+        grad = empty_rows(self.wrt[name], self.lowering)
+        outer = 0 if grad.ndim <= 2 and self.lowering == "columns" else self.call.classes * self.values["inner"]
+        self.values |= {f"g_{name}": grad.data_ptr(), f"sg_{name}_outer": outer, f"sg_{name}_class": grad.stride(class_axis(grad.ndim))}
         return grad
 
     def _grain(self) -> int:
@@ -131,21 +177,8 @@ class Prepared:
         size = max(1, self.call.classes)
         return max(TILE, ELEMENTS_A_RANGE // size // TILE * TILE)
 
-    def run(self, direction: str, **pointers: Tensor | int | None) -> None:
-        """Launch the forward or the backward; `pointers` are the outputs and whatever else the direction needs."""
-        for name, value in pointers.items():
-            self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        runner(self.directed(direction), self.device).run(direction, self)
 
-    def pack(self) -> bytes:
-        values = self.values
-        return self.kernel.packer.pack(*(values.get(f.name, 0) for f in self.kernel.fields))
-
-    def ranges(self) -> int:
-        return max(1, -(-self.call.rows // self.values["grain"]))
-
-
-def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
+def forward(prepared: Launchable, keep: bool) -> tuple[Tensor, Tensor]:
     """The loss, and what a backward wants of it: the states of all rows if they are to be kept, then the denominator if there is one.
 
     Two tensors: the user may write to the loss.
@@ -155,7 +188,7 @@ def forward(prepared: Prepared, keep: bool) -> tuple[Tensor, Tensor]:
     reduced = call.reduction != "none"
     loss = torch.empty((), **options) if reduced else memory.empty(call.shape, **options)
     kept = torch.empty(states(prepared) * keep + int(reduced), **options)
-    state, denominator = _parts(prepared, kept, keep)
+    state, denominator = _split(prepared, kept, keep)
     outputs = {"total" if reduced else "loss": loss, "denominator": denominator, "state": state, "normalizer": call.normalizer}
     if prepared.shape:
         if os.environ.get("LOSSZOO_CHECK") == "1":
@@ -176,19 +209,19 @@ def _counter(device: torch.device) -> int:
     return counters.slot(device.index, torch.cuda.current_stream(device).cuda_stream, torch.cuda.is_current_stream_capturing())
 
 
-def states(prepared: Prepared) -> int:
+def states(prepared: Launchable) -> int:
     """How many numbers about its rows a call keeps for the backward."""
     return len(prepared.kernel.program.forward.state) * prepared.call.rows
 
 
-def _parts(prepared: Prepared, kept: Tensor, states_too: bool = True) -> tuple[Tensor | None, Tensor | None]:
+def _split(prepared: Launchable, kept: Tensor, states_too: bool = True) -> tuple[Tensor | None, Tensor | None]:
     state = kept if states_too and states(prepared) else None
     return state, kept[-1:] if prepared.call.reduction != "none" else None
 
 
-def backward(prepared: Prepared, grad: Tensor, kept: Tensor) -> list[Tensor]:
+def backward(prepared: Launchable, grad: Tensor, kept: Tensor) -> list[Tensor]:
     """The gradients of the operands that the kernel was made for."""
-    state, denominator = _parts(prepared, kept)
+    state, denominator = _split(prepared, kept)
     if grad.ndim == 0:
         item = 0
     else:
@@ -204,13 +237,13 @@ class _Cpu:
 
     def __init__(self, kernel: Kernel) -> None:
         library = jit.load(jit.build(kernel.source("cpp")))
-        self.functions: dict[str, Any] = {name: getattr(library, name) for name in ("forward", "backward", "finish")}
+        self.functions: dict[str, Any] = {name: getattr(library, name) for name in (*kernel.entries, "finish")}
 
-    def run(self, direction: str, prepared: Prepared) -> None:
+    def run(self, entry: str, prepared: Launchable) -> None:
         args = ctypes.create_string_buffer(prepared.pack())
         address = ctypes.addressof(args)
-        threads.parallel_for(self.functions[direction], address, prepared.call.rows, prepared.values["grain"])
-        if direction == "forward":
+        threads.parallel_for(self.functions[entry], address, prepared.call.rows, prepared.values["grain"])
+        if entry == "forward":
             finish = self.functions["finish"]
             finish(ctypes.c_void_p(address), ctypes.c_int64(0), ctypes.c_int64(0))
 
@@ -225,16 +258,16 @@ class _Cuda:
                 f"graph is captured; call losszoo.warmup({kernel.spec.name}, ...) with such arguments before the capture"
             )
         module = cuda_driver.load(jit.build(kernel.source("cuda"), cuda_driver.arch(device)), device)
-        self.functions: dict[str, Any] = {name: module.function(name) for name in ("forward", "backward")}
+        self.functions: dict[str, Any] = {name: module.function(name) for name in kernel.entries}
 
-    def run(self, direction: str, prepared: Prepared) -> None:
+    def run(self, entry: str, prepared: Launchable) -> None:
         stream = torch.cuda.current_stream(prepared.device).cuda_stream
-        launch = getattr(prepared.shape, direction)
-        self.functions[direction].launch(launch.grid, launch.threads, 0, stream, prepared.pack())
+        launch = prepared.launch(entry)
+        self.functions[entry].launch(launch.grid, launch.threads, 0, stream, prepared.pack())
 
 
 @cache
-def _kernel(spec, choice, form: Form) -> Kernel:
+def kernel_of(spec, choice, form: Form) -> Kernel:
     return Kernel(spec, choice, form)
 
 
@@ -243,7 +276,7 @@ def runner(kernel: Kernel, device: torch.device) -> _Cpu | _Cuda:
     return _Cpu(kernel) if device.type == "cpu" else _Cuda(kernel, device.index)
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

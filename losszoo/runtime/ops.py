@@ -23,7 +23,28 @@ _library = torch.library.Library("losszoo", "FRAGMENT")
 _taken: set[str] = set()
 
 
-def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
+class Engine:
+    """What an operator runs: the kernels of whole rows, or others."""
+
+    suffix = ""  # of the operator's name
+    parts = False  # whether its kernels see a part of the classes
+
+    @property
+    def whole(self) -> int | None:
+        """Then the number of all of them."""
+        return None
+
+    def forward(self, call: Call, wrt: tuple[str, ...], interpreted: bool) -> tuple[Tensor, Tensor]:
+        return autograd.forward(call, dict(call.operands), wrt, interpreted)
+
+    def backward(self, call: Call, wrt: tuple[str, ...], grad: Tensor, kept: Tensor, interpreted: bool) -> list[Tensor]:
+        return autograd.backward(call, dict(call.operands), wrt, grad, kept, interpreted)
+
+
+WHOLE = Engine()
+
+
+def operator(spec: Spec, output: str = "loss", engine: Engine = WHOLE) -> Callable[..., Tensor]:
     """The operator of a spec's output, as a function of all arguments in a row: operands, parameters, statics, the engine's own."""
     operands, parameters, statics = len(spec.operands), len(spec.parameters), len(spec.statics)
     numbers, options = operands + parameters, operands + parameters + statics
@@ -35,36 +56,36 @@ def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
         values = tuple(v if t is None else number(t) for v, t in zip(arguments[operands:numbers], traced, strict=True))
         chosen = tuple(s.choices[i] for s, i in zip(spec.statics, arguments[numbers:options], strict=True))
         ignore_index, reduction, weight, normalizer = arguments[options:]
-        call = check(spec, tuple(arguments[:operands]), values, chosen, ignore_index, reduction, weight, normalizer, output)
+        call = check(spec, tuple(arguments[:operands]), values, chosen, ignore_index, reduction, weight, normalizer, output, engine.whole)
         return call, tuple(spec.operands[i].name for i, wanted in zip(differentiable, wrt, strict=True) if wanted)
 
     def forward(*arguments):
         call, wrt = checked(arguments, Tensor.item)
         interpreted = not autograd.compiled(autograd.device_of(call).type)
         with torch.no_grad():
-            loss, kept = autograd.forward(call, dict(call.operands), autograd.built_for(call, wrt), interpreted)
+            loss, kept = engine.forward(call, autograd.built_for(call, wrt), interpreted)
         if interpreted:  # which keeps the denominator alone
-            kept = torch.cat([kept.new_zeros(_kept(call, wrt) - kept.numel()), kept])
+            kept = torch.cat([kept.new_zeros(_kept(call, wrt, engine) - kept.numel()), kept])
         return loss.contiguous(), kept
 
     def forward_fake(*arguments):
         call, wrt = checked(arguments, _any_number)
         like = call.operands[call.differentiable[0]]
         shape = call.shape if call.reduction == "none" else ()
-        return like.new_empty(shape, dtype=call.real), like.new_empty(_kept(call, wrt), dtype=call.real)
+        return like.new_empty(shape, dtype=call.real), like.new_empty(_kept(call, wrt, engine), dtype=call.real)
 
     def backward(grad, kept, *arguments):
         call, wrt = checked(arguments, Tensor.item)
         interpreted = not autograd.compiled(grad.device.type)
         with torch.no_grad():
-            found = autograd.backward(call, dict(call.operands), wrt, grad, kept, interpreted)
+            found = engine.backward(call, wrt, grad, kept, interpreted)
         if interpreted:
-            found = [_memory(call, name).copy_(x) for name, x in zip(wrt, found, strict=True)]
+            found = [_memory(call, name, engine).copy_(x) for name, x in zip(wrt, found, strict=True)]
         return _spread(iter(found), arguments[-1], grad)
 
     def backward_fake(grad, kept, *arguments):
         call, wrt = checked(arguments, _any_number)
-        return _spread(iter([_memory(call, name) for name in wrt]), arguments[-1], grad)
+        return _spread(iter([_memory(call, name, engine) for name in wrt]), arguments[-1], grad)
 
     def setup_context(ctx, inputs, output):
         tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -89,7 +110,7 @@ def operator(spec: Spec, output: str = "loss") -> Callable[..., Tensor]:
     def refuse(ctx, *_):
         raise NotImplementedError(f"{spec.name}: its operator has no second derivative; take it outside torch.compile")
 
-    name = _name(spec.name if output == "loss" else f"{spec.name}_{output}")
+    name = _name((spec.name if output == "loss" else f"{spec.name}_{output}") + engine.suffix)
     kinds = ["Tensor?" if o.optional else "Tensor" for o in spec.operands] + ["float?"] * parameters + ["int"] * statics
     schema = ", ".join(f"{kind} a{i}" for i, kind in enumerate([*kinds, "SymInt?", "str", *["Tensor?"] * (2 + parameters), "bool[]"]))
     grads = ", ".join(["Tensor"] * len(differentiable))
@@ -147,16 +168,18 @@ def _name(wanted: str) -> str:
     return name
 
 
-def _kept(call: Call, wrt: tuple[str, ...]) -> int:
+def _kept(call: Call, wrt: tuple[str, ...], engine: Engine) -> int:
     """How many numbers a call keeps for its backward."""
-    states = len(scheduled(call.spec, call.choice, autograd.built_for(call, wrt)).forward.state)
+    states = len(scheduled(call.spec, call.choice, autograd.built_for(call, wrt), engine.parts).forward.state)
     return states * call.rows + int(call.reduction != "none")
 
 
-def _memory(call: Call, name: str) -> Tensor:
+def _memory(call: Call, name: str, engine: Engine) -> Tensor:
     """Memory for a gradient, laid out as the kernels do."""
     if call.kinds[name] is not Row:
         return call.operands[name].new_empty(call.operands[name].shape)
+    if engine.parts:
+        return empty_rows(call.operands[name], "rows")
     layout: Rows | None = None
     for row, kind in call.kinds.items():
         if kind is Row:

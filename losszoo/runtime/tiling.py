@@ -15,6 +15,7 @@ FEW = 128  # rows: about one a multiprocessor
 COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
 HELD = 192  # bytes of all classes that a thread of columns can hold
 FLOATS = 48  # as many of them fit a thread's registers where three quarters of the threads are resident
+WIDE = 1 << 30  # classes that 32 bits do not count, with what may be added to them
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
 
 
@@ -33,6 +34,15 @@ class Shape:
     backward: Launch
 
 
+@dataclass(frozen=True)
+class PartsShape:
+    """The same of kernels that see a part of the classes."""
+
+    fold: Launch
+    forward: Launch  # of what has the states of rows alone
+    backward: Launch
+
+
 def rows(count: int, classes: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
     """Rows of so many classes, read `width` at a time, of so many operands with a class axis."""
     vectors = -(-classes // width) + skewed
@@ -44,8 +54,12 @@ def rows(count: int, classes: int, width: int, skewed: bool, operands: int, mult
         threads = power_of_two(-(-vectors // in_flight))
         tiling = Tiling(width, in_flight, 0, True, min(in_flight, classes // (width * threads)), count > FEW, skewed, threads=threads)
         return _both(tiling, count, threads, RESIDENT, multiprocessors)
-    # A warp a row spends the fewest instructions where a row ends. A block a row writes long rows faster, and shares out few of them.
-    wide = classes >= 1 << 30
+    return _stepping(count, classes, vectors, width, skewed, operands, multiprocessors)
+
+
+def _stepping(count: int, classes: int, vectors: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> Shape:
+    """A warp a row spends the fewest instructions where a row ends. A block a row writes long rows faster, and shares out few of them."""
+    wide = classes >= WIDE
     many = Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256, wide=wide)
     few = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=LARGEST, wide=wide)
     long = replace(few, vectors=many.vectors)
@@ -93,6 +107,14 @@ def columns(count: int, classes: int, width: int, size: int, operands: int, mult
     forward = Tiling(wide, max(1, 10 // operands))
     backward = Tiling(min(width, max(1, 4 // operands)), max(1, 5 // operands))  # which has no state, but writes
     return Shape(*(_launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
+
+
+def parts(count: int, local: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> PartsShape:
+    """Rows of which so many classes are here, read `width` at a time. What has states alone: a thread a row."""
+    reading = _stepping(count, local, -(-local // width) + skewed, width, skewed, operands, multiprocessors)
+    tiling = reading.forward.tiling
+    by_threads = _launch(tiling, -(-count // tiling.threads), tiling.threads, RESIDENT, multiprocessors)
+    return PartsShape(reading.forward, by_threads, reading.backward)
 
 
 def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:

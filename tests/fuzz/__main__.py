@@ -1,7 +1,8 @@
-"""`python -m tests.fuzz --specs 2000 --simt 300 --seed 0`: random specs, kernels against the interpreter.
+"""`python -m tests.fuzz --specs 2000 --simt 300 --parts 300 --seed 0`: random specs, kernels against the interpreter.
 
-Every spec runs on the CPU, and the first ones also as CUDA through the SIMT machine. What fails is shrunk and printed as text that
-can become a test. Compiled kernels go to LOSSZOO_CACHE_DIR, if it is set, else to a directory that is thrown away.
+Every spec runs on the CPU, the first ones also as CUDA through the SIMT machine, and with their classes in parts. What fails is shrunk
+and printed as text that can become a test. Compiled kernels go to LOSSZOO_CACHE_DIR, if it is set, else to a directory that is thrown
+away.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import tempfile
 import time
 
 from losszoo.errors import SpecError
-from tests.fuzz.compare import Setting, draw, mismatch, on_cpu, on_simt, random_setting
+from tests.fuzz.compare import Setting, draw, in_parts, mismatch, on_cpu, on_simt, random_setting
 from tests.fuzz.program import Program, compiled, random_program
 from tests.fuzz.shrink import shrink
 from tests.simt import Fault
 
-BACKENDS = {"cpu": on_cpu, "simt": on_simt}
+BACKENDS = {"cpu": on_cpu, "simt": on_simt, "parts": in_parts}
 
 
 def failure(program: Program, setting: Setting, backend: str) -> str | None:
@@ -42,8 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specs", type=int, default=100, help="how many specs")
     parser.add_argument("--simt", type=int, default=0, help="how many of them run through the SIMT machine as well")
+    parser.add_argument("--parts", type=int, default=0, help="how many of them run in parts as well")
     parser.add_argument("--seed", type=int, default=0, help="the first spec's number")
-    parser.add_argument("--only", choices=BACKENDS, help="leave out the other backend")
+    parser.add_argument("--only", choices=BACKENDS, help="leave out the other backends")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("LOSSZOO_CACHE_DIR", os.path.join(cache, "kernels"))
@@ -56,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
         seed = options.seed + number
         program = random_program(seed)
         setting = random_setting(seed, row=any(kind.startswith("Row") for _, kind in program.operands))
-        backends = [b for b in BACKENDS if (b == "cpu" or number < options.simt) and options.only in (None, b)]
+        counts = {"cpu": options.specs, "simt": options.simt, "parts": options.parts}
+        backends = [b for b in BACKENDS if number < counts[b] and options.only in (None, b)]
         for backend in backends:
             said = failure(program, setting, backend)
             if said:

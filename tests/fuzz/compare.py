@@ -14,6 +14,8 @@ from losszoo.runtime.arguments import Call, check
 from losszoo.runtime.layout import class_axis
 from losszoo.spec.operands import Box, ClassWeight, Index, PerRow, Row, Scalar
 from tests.layouts import arrange
+from tests.parallel.splitting import differentiate as in_pieces
+from tests.parallel.splitting import split
 from tests.simt.run import differentiate
 
 DTYPES = {"float32": 9, "float64": 7, "bfloat16": 2, "float16": 2}
@@ -97,6 +99,15 @@ def on_cpu(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Ten
 def on_simt(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Tensor]]:
     loss, grads = differentiate(call, wrt, upstream, resident=1 + call.rows % 3, seed=call.rows)
     return loss, list(grads)
+
+
+def in_parts(call: Call, wrt: tuple[str, ...], upstream) -> tuple[Tensor, list[Tensor]]:
+    """The classes of rows in three parts, anywhere; what has no rows stays whole."""
+    if not call.spec.row:
+        return on_cpu(call, wrt, upstream)
+    first, second = sorted(random.Random(call.classes).choices(range(call.classes + 1), k=2))
+    sizes = (first, second - first, call.classes - second)
+    return in_pieces(call, wrt, upstream, split(call, sizes), one_by_one=call.rows % 2 == 1)
 
 
 def mismatch(call: Call, setting: Setting, backend) -> str | None:

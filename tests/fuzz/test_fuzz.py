@@ -24,7 +24,7 @@ def case(seed: int):
 
 @pytest.mark.parametrize("seed", range(10**6, 10**6 + 12))
 def test_kernels_match_the_interpreter(seed):
-    backend = "simt" if seed % 3 == 0 else "cpu"
+    backend = ("simt", "parts", "cpu")[seed % 3]
     said = failure(*case(seed), backend)
     assert said is None, f"{case(seed)[0].text()}\n{said}"
 

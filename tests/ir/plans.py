@@ -33,6 +33,8 @@ def waits_for(roots: Iterable[Node], known: Iterable[Node]) -> set[Node]:
 
 def _fold(acc: Accumulator, known: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
     """An accumulator's results, from its inputs alone."""
+    if acc.found is not None:
+        return {acc.found: evaluate(torch, [acc.found], known)[0]}
     classes = next(v.shape[-1] for n, v in known.items() if n.op == "position")
     inputs = evaluate(torch, acc.inputs, known)
     inputs = [v.expand(v.shape[0], classes) for v in inputs]
@@ -50,7 +52,7 @@ def run(plan: Plan, leaves: Mapping[Node, Tensor], state: Mapping[Node, Tensor])
     for number, accumulators in enumerate(plan.passes):
         results: dict[Node, Tensor] = {}
         for acc in accumulators:
-            assert not waits_for(acc.inputs, known), f"pass {number} reads what it or a later pass computes"
+            assert not waits_for(acc.roots, known), f"pass {number} reads what it or a later pass computes"
             results |= _fold(acc, known)
         assert not set(results) & set(known), "a reduction is computed twice"
         known |= results
@@ -75,7 +77,7 @@ def hold(program: Program) -> None:
     computed = {node for accumulators in forward.passes for acc in accumulators for node, _ in acc.results}
     assert set(forward.state) <= computed, "the state is more than the forward's reductions"
     assert all(node.op in REDUCTIONS and node.extent is Extent.ITEM for node in forward.state), "more than a value a row"
-    inputs = [n for accumulators in backward.passes for acc in accumulators for n in acc.inputs]
+    inputs = [n for accumulators in backward.passes for acc in accumulators for n in acc.roots]
     assert set(forward.state) <= behind([*inputs, *backward.outputs.values()], forward.state), "saved, and not read"
     for plan in (forward, backward):
         kept, known = (plan.state, ()) if plan is forward else ((), plan.state)

@@ -127,6 +127,7 @@ REDUCING = {
     "expsum": Case(lambda x, f: (torch.softmax(x, -1) * f).sum(-1, keepdim=True), TWO, gradient=False),
     "shifted": Case(_shifted, TWO, gradient=False),
     "pick": Case(_pick, (REAL, INT)),
+    "found": Case(_pick, (REAL, INT), gradient=False),
 }
 
 
@@ -192,7 +193,7 @@ def test_random_values(name, data):
 def _rows(name: str, x: Tensor, second: Tensor) -> None:
     case = REDUCING[name]
     leaves = {operand("x", Extent.CLASS): x}
-    if name == "pick":
+    if case.types == (REAL, INT):
         leaves[operand("y", type=INT)] = torch.arange(len(x)).reshape(-1, 1) % (x.shape[1] + 2) - 1
     elif len(case.types) == 2:
         leaves[operand("f", Extent.CLASS)] = second

@@ -112,13 +112,15 @@ def test_items_need_no_state():
         assert of(function).forward.state == ()
 
 
+@pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.spec.name)
-def test_every_way_to_call_every_loss(function):
+def test_every_way_to_call_every_loss(function, parts):
     """The plans compute what the graph means, forward and backward."""
     for choice in function.spec.choices():
         wrt = tuple(o.name for o, k in zip(function.spec.operands, choice.kinds, strict=True) if k is not None and k.differentiable)
-        found = scheduled(function.spec, choice, wrt)
+        found = scheduled(function.spec, choice, wrt, parts)
         hold(found)
+        assert not (parts and found.backward.passes), "a backward in parts has all that it needs"
         leaves = inputs(found)
         upstream = torch.tensor([[1.0], [-0.5], [2.0]], dtype=torch.float64)
         outputs, gradients = execute(found, leaves, upstream)
@@ -145,11 +147,12 @@ def inputs(p: Program) -> dict:
 
 
 @settings(max_examples=200)
-@given(loss=losses(), seed=st.integers(0, 99), classes=st.integers(1, 5))
-def test_random_losses(loss, seed, classes):
+@given(loss=losses(), seed=st.integers(0, 99), classes=st.integers(1, 5), parts=st.booleans())
+def test_random_losses(loss, seed, classes, parts):
     """Forward and backward of any loss at all, pass by pass, against the graph itself."""
-    found = program({"loss": loss, "counts": ONE}, WRT)
+    found = program({"loss": loss, "counts": ONE}, WRT, parts=parts)
     hold(found)
+    assert not (parts and found.backward.passes)
     leaves = values(seed, classes=classes)
     upstream = torch.linspace(-0.5, 1.5, 3, dtype=torch.float64).reshape(-1, 1)
     outputs, gradients = execute(found, leaves, upstream)
@@ -165,6 +168,17 @@ def test_passes_are_the_depth_of_the_reductions():
     peaked = b.sum(b.apply("exp", b.sub(X, b.sum(b.mul(softmax, Z)))))  # the weighted sum is folded with the softmax
     for loss, count in ((b.sum(X), 1), (entropy, 2), (peaked, 2), (b.max_(b.mul(X, b.sum(b.mul(Z, b.max_(Z))))), 2)):
         assert len(program({"loss": loss}, [X]).forward.passes) == count, loss
+
+
+def test_in_parts_a_label_is_a_sum():
+    """Of cross-entropy three numbers a row travel, and every loss of the zoo and the examples folds as often as in whole rows."""
+    spec = CE.spec
+    found = scheduled(spec, spec.default_choice(), ("input",), True)
+    assert [[acc.numbers for acc in run] for run in found.forward.passes] == [[2, 1]]
+    for function in FUNCTIONS:
+        for choice in function.spec.choices() if function.spec.row else ():
+            plans = (scheduled(function.spec, choice, (function.spec.operands[0].name,), parts).forward for parts in (False, True))
+            assert len({len(plan.passes) for plan in plans}) == 1, (function.spec.name, choice)
 
 
 def test_a_reduction_is_computed_once():

@@ -186,6 +186,17 @@ def test_strided_rows(name, form, i, mode):
         check(name, row_call(name, form, STRIDED[j], 3 * i + j, reductions=reductions), 3 * i + j, mode)
 
 
+@pytest.mark.parametrize("classes", [5, 43])  # held by a thread, and not
+def test_neighbouring_columns_far_from_zero(classes):
+    """Several positions a thread, whose states share their reads and nothing else: also where the neighbour is infinite."""
+    for kind in ("offset", "below", "saturated"):
+        rng = generator(classes)
+        x = logits(kind, (2, classes, 24), rng)
+        x[0, 1, ::5] = torch.inf
+        target = labels_for(x.float(), -100, 0.0, rng)
+        check("cross_entropy", Call({"input": x.float(), "target": target}, {"reduction": "none"}, ("input",)), classes, "races")
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", oracle.LABELLED)
 def test_all_rows_ignored(name, reduction):

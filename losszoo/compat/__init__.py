@@ -1,0 +1,1 @@
+"""Losses by the names and signatures that other libraries give them."""
