@@ -44,13 +44,14 @@ def fused(loss: LossFunction, shards: Shards | None = None) -> Callable[..., Ten
         raise TypeError(f"linear: {spec.name} has an argument {min(taken)!r}, which is one of the linear layer's")
     signature = _signature(spec, logits, shards is None)
 
-    # The runtime imports torch; a spec can be declared and rendered without it.
-    from losszoo.linear_layer import call
+    # The runtime imports torch; a spec can be declared and rendered without it. The rest is imported by the first call.
     from losszoo.runtime import dispatch
 
     scope: dict[str, Any] = {}
 
     def prepare() -> bool:
+        from losszoo.linear_layer import call
+
         if not scope:
             scope["run"] = call.outside_of_graphs()
         return True
@@ -61,6 +62,8 @@ def fused(loss: LossFunction, shards: Shards | None = None) -> Callable[..., Ten
         if dispatch.compiling():
             prepare()
             return scope["run"](spec, logits.name, signature, shards, args, kwargs)
+        from losszoo.linear_layer import call
+
         return call.run(spec, logits.name, signature, shards, args, kwargs)
 
     function.__name__ = f"linear_{spec.name}"

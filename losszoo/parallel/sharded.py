@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from losszoo.parallel.shards import Shards
-from losszoo.runtime import autograd, dispatch, ops
+from losszoo.runtime import autograd, dispatch
 from losszoo.runtime.arguments import Call
 from losszoo.spec.operands import Row
 from losszoo.surface import LossFunction, expose
@@ -46,7 +46,10 @@ def sharded(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes
 
     @cache
     def operator() -> Callable[..., Tensor]:
-        return ops.operator(spec, engine=_Engine(shards))
+        from losszoo.parallel.operator import Engine  # as late as this, since torch.library takes its time
+        from losszoo.runtime import ops
+
+        return ops.operator(spec, engine=Engine(shards))
 
     def call(*arguments: Any) -> Tensor:
         if dispatch.watched():
@@ -65,27 +68,6 @@ def compute(call: Call, shards: Shards) -> Tensor:
     if wrt:
         return _Function.apply(call, shards, wrt, *call.operands.values())
     return shards.forward(call, autograd.built_for(call, wrt), keep=False)[0]
-
-
-class _Engine(ops.Engine):
-    """What torch.compile sees is one operator, collectives and all."""
-
-    suffix, parts = "_sharded", True
-
-    def __init__(self, shards: Shards) -> None:
-        self.shards = shards
-
-    @property
-    def whole(self) -> int:
-        if self.shards.sizes is None:
-            raise RuntimeError("sharded: call the loss once before torch.compile traces it, or give sizes=")
-        return self.shards.whole
-
-    def forward(self, call: Call, wrt: tuple[str, ...], interpreted: bool) -> tuple[Tensor, Tensor]:
-        return self.shards.forward(call, wrt, keep=True)
-
-    def backward(self, call: Call, wrt: tuple[str, ...], grad: Tensor, kept: Tensor, interpreted: bool) -> list[Tensor]:
-        return self.shards.backward(call, wrt, grad, kept)
 
 
 class _Function(torch.autograd.Function):
