@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import losszoo
+from losszoo import spec
 from tests import references
 from tests.layouts import LAYOUTS
 from tests.losses import oracle
@@ -87,6 +90,32 @@ def test_backward_twice_gives_the_same_bits(name, size, dtype, device):
         assert torch.equal(bits(a), bits(b))
     with pytest.raises(RuntimeError, match="second time|already been freed"):
         torch.autograd.grad(loss, leaves)
+
+
+@losszoo.loss(reduction="none")
+def largest_of_row(x: spec.Row):
+    """The largest value."""
+    return spec.max(x)
+
+
+@losszoo.loss(reduction="none")
+def sum_of_row(x: spec.Row):
+    """The sum."""
+    return spec.sum(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("function, reference", [(largest_of_row, torch.amax), (sum_of_row, torch.sum)])
+def test_reductions_of_special_rows_are_torchs(function, reference, dtype, device):
+    """Nan, infinities and ties, anywhere among many classes; side by side, and a stride apart."""
+    special = torch.tensor(list(itertools.product((0.0, -1.5, 7.0, inf, -inf, nan), repeat=3)), dtype=dtype)
+    for classes in (3, 40, 1000):
+        for places in ((0, 1, 2), (0, classes // 2, classes - 1)):
+            x = torch.full((len(special), classes), -3.0, dtype=dtype)
+            x[:, list(places)] = special
+            want = reference(x, dim=-1)
+            for placed in (x, x.t().contiguous().t()):
+                torch.testing.assert_close(function(placed.to(device)).cpu(), want, equal_nan=True)
 
 
 @every
