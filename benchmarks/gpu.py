@@ -146,8 +146,8 @@ def peers(problem: Problem, wanted: list[str]) -> Iterator[tuple[str, Callable]]
             yield "torch.compile", torch.compile(plain[problem.group], dynamic=False)
     if problem.group == "ce":
         two = len(problem.name.split()[1].split("x")) == 2
-        for name, module, get in KERNEL_LIBRARIES:
-            if name in wanted and two and (found := _module(module)):
+        for name, source, get in KERNEL_LIBRARIES:
+            if name in wanted and two and (found := module(source)):
                 yield name, get(found)
 
 
@@ -169,7 +169,7 @@ PEERS = ("eager", "compile", *(name for name, *_ in KERNEL_LIBRARIES))
 
 
 @functools.cache
-def _module(name: str):
+def module(name: str):
     try:
         return importlib.import_module(name)
     except Exception as error:  # a peer that is broken here is absent, and says why

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import importlib
 import json
 import statistics
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from gpu import module
 from torch import Tensor
 
 import losszoo
@@ -70,23 +70,15 @@ def functions(wanted: list[str]) -> Iterator[tuple[str, Callable]]:
             yield "F.linear_cross_entropy", lambda x, w, y: F.linear_cross_entropy(x, w, y, options=chunked)
         else:
             print(f"absent: F.linear_cross_entropy (torch {torch.__version__})")
-    if "liger" in wanted and (found := _module("liger_kernel.transformers.functional")):
+    if "liger" in wanted and (found := module("liger_kernel.transformers.functional")):
         yield "liger", lambda x, w, y: found.liger_fused_linear_cross_entropy(x, w, y)
-    if "cce" in wanted and (cce := _module("cut_cross_entropy")):
+    if "cce" in wanted and (cce := module("cut_cross_entropy")):
         yield "cce", lambda x, w, y: cce.linear_cross_entropy(x, w, y)
     for name in OURS:
         yield name, functools.partial(losszoo.linear_cross_entropy, strategy=name.split()[1])
 
 
 PEERS = ("eager", "compile", "torch", "liger", "cce")
-
-
-def _module(name: str):
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # a peer that is broken here is absent, and says why
-        print(f"absent: {name.partition('.')[0]} ({type(error).__name__}: {str(error)[:100]})", flush=True)
-        return None
 
 
 def milliseconds(work: Callable) -> float:

@@ -24,7 +24,7 @@ class Tiling:
     vectors: int = 1  # how many such reads a thread has in flight; of columns: from how many classes
     group: int = 0  # rows: threads that share a row, 0 for a whole block
     held: bool = False  # rows: a row fits in what its threads have in flight; columns: there are so many classes, no more and no less
-    full: int = 0  # rows that are held: of those reads, how many lie within the row in every thread
+    full: int = 0  # rows that are held: of those reads, how many lie within the row in every thread (of a skewed row: but for the first)
     skipping: bool = False  # rows that are held: look at a label before its row is read, which may be ignored
     skewed: bool = False  # rows: they may begin and end within a vector, all operands' alike
     ahead: bool = True  # rows and columns: the next reads are on their way while the last ones are computed on

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from losszoo.codegen.kernel import Tiling
 
 WARP = 32
-SHORT = 16  # vectors of a row
+SHORT = 16  # vectors of a row: several rows then share a warp, and few threads a row leave few of them idle
 LARGEST = 512  # threads of a block that has a row
 LONG = 2048  # vectors of a row that a block writes faster than a warp
 SINGLE = 512  # threads that a single block may have
