@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -34,7 +35,7 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
                 (128, 1024, False), (128, 1536, False), (256, 1024, False),
             ):  # fmt: skip
                 held = Tiling(width, in_flight, team, True, full, False, skewed, ahead, threads)
-                yield shape(held, -(-count * team // threads), threads, processors * (resident // threads))
+                yield shape(held, -(-count * team // threads), threads, resident, processors)
             if count * team <= 512:
                 held = Tiling(width, in_flight, team, True, full, False, skewed, threads=512)
                 for threads in (32, 64):
@@ -42,15 +43,15 @@ def row_candidates(count: int, classes: int, width: int, skewed: bool, operands:
         if 64 <= team <= 512:
             for resident in (512, 768, 1024):
                 held = Tiling(width, in_flight, 0, True, full, False, skewed, threads=team)
-                yield shape(held, count, team, processors * (resident // team))
+                yield shape(held, count, team, resident, processors)
         if vectors > 32 * in_flight and in_flight < 8:  # a warp a row, stepping
             for threads, resident in ((128, 512), (128, 768), (128, 1024), (256, 512)):
                 looped = Tiling(width, in_flight, 32, skewed=skewed, threads=threads)
-                yield shape(looped, -(-count * 32 // threads), threads, processors * (resident // threads))
+                yield shape(looped, -(-count * 32 // threads), threads, resident, processors)
         if vectors > 2048 and in_flight < 8:
             for threads, resident in ((256, 512), (256, 768), (512, 512), (512, 1024)):
                 looped = Tiling(width, in_flight, skewed=skewed, threads=threads)
-                yield shape(looped, count, threads, processors * (resident // threads))
+                yield shape(looped, count, threads, resident, processors)
 
 
 def column_candidates(count: int, classes: int, width: int, size: int, operands: int, processors: int) -> Iterator[Shape]:
@@ -58,19 +59,19 @@ def column_candidates(count: int, classes: int, width: int, size: int, operands:
     for wide, in_flight, ahead in itertools.product((1, 2, 4), (5, 10, classes), (True, False)):
         for resident in (512, 768, 1024) if width % wide == 0 and in_flight <= 32 else ():
             held = Tiling(wide, in_flight, held=in_flight == classes, ahead=ahead)
-            yield shape(held, -(-count // (256 * wide)), 256, processors * (resident // 256))
+            yield shape(held, -(-count // (256 * wide)), 256, resident, processors)
 
 
 def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
     yield PRESENT["items"](count, width, operands, processors)
     for in_flight, resident in itertools.product((1, 2, 4), (1024, 1536, 2048)):
         chosen = Tiling(width, in_flight)
-        yield shape(chosen, -(-count // (256 * width * in_flight)), 256, processors * (resident // 256))
+        yield shape(chosen, -(-count // (256 * width * in_flight)), 256, resident, processors)
 
 
-def shape(chosen: Tiling, blocks: int, threads: int, most: int) -> Shape:
-    turns = max(1, -(-blocks // most))
-    return Shape(*[Launch(chosen, -(-blocks // turns), threads)] * 2)
+def shape(*launch: Any) -> Shape:
+    """Both directions launched alike."""
+    return Shape(tiling.launch(*launch), tiling.launch(*launch))
 
 
 CANDIDATES = {"rows": row_candidates, "columns": column_candidates, "items": item_candidates}

@@ -63,10 +63,10 @@ def _stepping(count: int, classes: int, vectors: int, width: int, skewed: bool, 
     many = Tiling(width, max(1, 4 // operands), WARP, skewed=skewed, threads=256, wide=wide)
     few = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=LARGEST, wide=wide)
     long = replace(few, vectors=many.vectors)
-    by_warps = _launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
+    by_warps = launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
     return Shape(
-        by_warps if count >= multiprocessors * 8 else _launch(few, count, LARGEST, RESIDENT, multiprocessors),
-        by_warps if vectors <= LONG and count >= multiprocessors * 8 else _launch(long, count, LARGEST, RESIDENT // 2, multiprocessors),
+        by_warps if count >= multiprocessors * 8 else launch(few, count, LARGEST, RESIDENT, multiprocessors),
+        by_warps if vectors <= LONG and count >= multiprocessors * 8 else launch(long, count, LARGEST, RESIDENT // 2, multiprocessors),
     )
 
 
@@ -92,8 +92,8 @@ def _held(count: int, classes: int, vectors: int, width: int, skewed: bool, oper
     # A forward of short rows has less to do a row than a backward, and wants fewer threads for it.
     forward, backward = held(max(1, 4 // operands)), replace(tiling, threads=256)
     return Shape(
-        _launch(forward, -(-count * forward.group // 128), 128, RESIDENT * 3 // 4, multiprocessors),
-        _launch(backward, -(-needed // 256), 256, RESIDENT, multiprocessors),
+        launch(forward, -(-count * forward.group // 128), 128, RESIDENT * 3 // 4, multiprocessors),
+        launch(backward, -(-needed // 256), 256, RESIDENT, multiprocessors),
     )
 
 
@@ -106,14 +106,14 @@ def columns(count: int, classes: int, width: int, size: int, operands: int, mult
         return _both(tiling, -(-count // (256 * wide)), 256, resident, multiprocessors)
     forward = Tiling(wide, max(1, 10 // operands))
     backward = Tiling(min(width, max(1, 4 // operands)), max(1, 5 // operands))  # which has no state, but writes
-    return Shape(*(_launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
+    return Shape(*(launch(t, -(-count // (256 * t.width)), 256, RESIDENT, multiprocessors) for t in (forward, backward)))
 
 
 def parts(count: int, local: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> PartsShape:
     """Rows of which so many classes are here, read `width` at a time. What has states alone: a thread a row."""
     reading = _stepping(count, local, -(-local // width) + skewed, width, skewed, operands, multiprocessors)
     tiling = reading.forward.tiling
-    by_threads = _launch(tiling, -(-count // tiling.threads), tiling.threads, RESIDENT, multiprocessors)
+    by_threads = launch(tiling, -(-count // tiling.threads), tiling.threads, RESIDENT, multiprocessors)
     return PartsShape(reading.forward, by_threads, reading.backward)
 
 
@@ -124,11 +124,11 @@ def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
 
 
 def _both(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Shape:
-    launch = _launch(tiling, blocks, threads, resident, multiprocessors)
-    return Shape(launch, launch)
+    both = launch(tiling, blocks, threads, resident, multiprocessors)
+    return Shape(both, both)
 
 
-def _launch(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Launch:
+def launch(tiling: Tiling, blocks: int, threads: int, resident: int, multiprocessors: int) -> Launch:
     """As many blocks as there is work for, and no more than are resident at once: each strides over the rest, all equally often."""
     turns = -(-blocks // (multiprocessors * (resident // threads)))
     return Launch(tiling, max(1, -(-blocks // max(1, turns))), threads)
