@@ -53,7 +53,8 @@ class Case:
         tensors = {n: t.to(device, copy=True) for n, t in self.tensors.items()}
         for name in self.wanted:
             tensors[name].requires_grad_()
-        loss = function(**tensors, **self.options, **options)
+        own = {n: o.to(device) if isinstance(o, Tensor) else o for n, o in self.options.items()}
+        loss = function(**tensors, **own, **options)
         grads = torch.autograd.grad(loss, [tensors[n] for n in self.wanted], upstream_for(loss))
         return loss.detach().cpu(), {n: g.cpu() for n, g in zip(self.wanted, grads, strict=True)}
 
