@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from losszoo.ir import build as b
-from losszoo.ir.expand import SPELLED
+from losszoo.ir.expand import SPELLED, is_magnitude
 from losszoo.ir.expr import ONE, REDUCTIONS, ZERO, Extent, Node, const, rebuild, topological
 
 FAR = 1e3  # an x[0] beyond this may be a mask, see Rewriter.sum
@@ -65,6 +65,8 @@ class _Rewriter:
             new = self.sum(args[0]) if args[0].extent is Extent.CLASS else b.sum(args[0])
         elif node.op == "max":
             new = b.max_(args[0])
+        elif node.op == "where" and is_magnitude(*args):
+            new = b.apply("abs", args[2])
         elif node.op == "pick" and self.parts:
             new = b.apply("found", *args)
         else:

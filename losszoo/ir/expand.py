@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from losszoo.ir import build as b
-from losszoo.ir.expr import ONE, ZERO, Node
+from losszoo.ir.expr import ONE, ZERO, Node, is_const
 
 
 def _decay(x: Node) -> Node:
@@ -12,8 +12,13 @@ def _decay(x: Node) -> Node:
 
 def _sigmoid(x: Node) -> Node:
     e = _decay(x)
+    choice: Node
+    if x.op == "abs":
+        choice = ONE
+    elif _never_positive(x):
+        choice = e
     # One comparison does for x and -x: at 0 both sides are 1.
-    if x.op == "neg":
+    elif x.op == "neg":
         choice = b.where(b.apply("ge", x.args[0], ZERO), e, ONE)
     else:
         choice = b.where(b.apply("ge", x, ZERO), ONE, e)
@@ -21,7 +26,17 @@ def _sigmoid(x: Node) -> Node:
 
 
 def _softplus(x: Node) -> Node:
-    return b.add(b.apply("clamp_min", x, ZERO), b.apply("log1p_unit", _decay(x)))
+    rest = b.apply("log1p_unit", _decay(x))
+    return rest if _never_positive(x) else b.add(b.apply("clamp_min", x, ZERO), rest)
+
+
+def _never_positive(x: Node) -> bool:
+    return x.op == "neg" and x.args[0].op == "abs"
+
+
+def is_magnitude(condition: Node, x: Node, y: Node) -> bool:
+    """Whether where(condition, x, y) is where(y < 0, -y, y), which is |y|, but for a derivative of its own at 0."""
+    return condition.op == "lt" and condition.args[0] is y and is_const(condition.args[1], 0) and x.op == "neg" and x.args[0] is y
 
 
 SPELLED = {"sigmoid": _sigmoid, "softplus": _softplus}

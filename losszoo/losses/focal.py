@@ -18,8 +18,10 @@ def sigmoid_focal_loss(inputs: Elem, targets: Elem, alpha: float = 0.25, gamma: 
 
     Source: Lin et al. 2017, Focal Loss for Dense Object Detection; torchvision.ops.sigmoid_focal_loss.
     """
-    bce = share(targets, softplus(-inputs)) + share(1 - targets, softplus(inputs))
-    missed = targets * sigmoid(-inputs) + (1 - targets) * sigmoid(inputs)
+    # In |x| and the weight of the label that x speaks against; not abs(x), whose gradient would be 0 where x is.
+    distance, wrong = where(inputs < 0, -inputs, inputs), where(inputs < 0, targets, 1 - targets)
+    bce = share(wrong, distance) + softplus(-distance)
+    missed = wrong * sigmoid(distance) + (1 - wrong) * sigmoid(-distance)
     balance = where(alpha < 0, 1, alpha) * targets + where(alpha < 0, 1, 1 - alpha) * (1 - targets)
     return balance * power(missed, gamma) * bce
 

@@ -76,6 +76,18 @@ def test_two_runs_give_the_same_bits_and_write_no_input(name, data, device):
         assert torch.equal(bits(value), bits(before[k])), f"{k} was written"
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "softmax_focal_loss"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_whole_type(name, dtype, device):
+    fn, rng = getattr(losszoo, name), torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 11, generator=rng).to(device).requires_grad_()
+    labels = torch.randint(11, (40,), generator=rng).to(device)
+    for options in {"reduction": "none"}, {"reduction": "mean", "ignore_index": 3}:
+        runs = [fn(logits, labels.to(kind), **options) for kind in (dtype, torch.int64)]
+        grads = [torch.autograd.grad(loss, logits, oracle.upstream_for(loss))[0] for loss in runs]
+        assert torch.equal(bits(runs[0]), bits(runs[1])) and torch.equal(bits(grads[0]), bits(grads[1]))
+
+
 @every
 @sizes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
