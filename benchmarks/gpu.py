@@ -127,12 +127,12 @@ def problems() -> Iterator[Problem]:
     yield with_options((4096, 32000), bf16, "CE smoothed 4096x32000 bf16", label_smoothing=0.1)
     yield with_options((4096, 32000), bf16, "CE weights+ignored 4096x32000 bf16", ignored=0.1, weights=True)
     yield with_options((4096, 32000), bf16, "softmax focal 4096x32000 bf16", loss=losszoo.softmax_focal_loss)
-    count = 4_000_000
-    yield Problem("CIoU 4M f32", "box", lambda: boxes(count), losszoo.ciou_loss, 5 * 16 * count, percent=75)
-    yield Problem("WIoU v3 4M f32", "wiou", lambda: boxes(count), losszoo.wiou_loss, 5 * 16 * count, percent=75)
-    count = 49_100_000
+    four = functools.partial(boxes, 4_000_000)
+    yield Problem("CIoU 4M f32", "box", four, losszoo.ciou_loss, 5 * 16 * 4_000_000, percent=75)
+    yield Problem("WIoU v3 4M f32", "wiou", four, losszoo.wiou_loss, 5 * 16 * 4_000_000, percent=75)
     focal = functools.partial(losszoo.sigmoid_focal_loss, reduction="mean")
-    yield Problem("sigmoid focal 49.1M f32", "focal", lambda: elements(count), focal, 5 * 4 * count, percent=90)
+    many = functools.partial(elements, 49_100_000)
+    yield Problem("sigmoid focal 49.1M f32", "focal", many, focal, 5 * 4 * 49_100_000, percent=90)
 
 
 def peers(problem: Problem, wanted: list[str]) -> Iterator[tuple[str, Callable]]:
