@@ -62,8 +62,8 @@ def column_candidates(count: int, classes: int, width: int, size: int, operands:
             yield shape(held, -(-count // (256 * wide)), 256, resident, processors)
 
 
-def item_candidates(count: int, width: int, operands: int, processors: int) -> Iterator[Shape]:
-    yield PRESENT["items"](count, width, operands, processors)
+def item_candidates(count: int, width: int, processors: int) -> Iterator[Shape]:
+    yield PRESENT["items"](count, width, processors)
     for in_flight, resident in itertools.product((1, 2, 4), (1024, 1536, 2048)):
         chosen = Tiling(width, in_flight)
         yield shape(chosen, -(-count // (256 * width * in_flight)), 256, resident, processors)

@@ -17,8 +17,7 @@ def _sigmoid(x: Node) -> Node:
         choice = ONE
     elif _never_positive(x):
         choice = e
-    # One comparison does for x and -x: at 0 both sides are 1.
-    elif x.op == "neg":
+    elif x.op == "neg":  # one comparison does for x and -x: at 0 both sides are 1
         choice = b.where(b.apply("ge", x.args[0], ZERO), e, ONE)
     else:
         choice = b.where(b.apply("ge", x, ZERO), ONE, e)

@@ -141,7 +141,7 @@ class Prepared(Launchable):
         call, processors = self.call, self.multiprocessors
         if self.lowering == "items":
             sizes = [v.element_size() * (call.kinds[n].components or 1) for n, v in self.placed.items() if call.kinds[n] is not Scalar]
-            return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, len(sizes), processors)
+            return tiling.items(call.rows, max(1, VECTOR // max(sizes)) if dense else 1, processors)
         rows = [(name, value) for name, value in self.placed.items() if call.kinds[name] is Row]
         size = min(value.element_size() for _, value in rows)
         width = VECTOR // size

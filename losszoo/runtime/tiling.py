@@ -117,7 +117,7 @@ def parts(count: int, local: int, width: int, skewed: bool, operands: int, multi
     return PartsShape(reading.forward, by_threads, reading.backward)
 
 
-def items(count: int, width: int, operands: int, multiprocessors: int) -> Shape:
+def items(count: int, width: int, multiprocessors: int) -> Shape:
     """Items without a class axis, `width` neighbours at a time."""
     # A forward has registers for more of them at once; a backward, which writes as well, is faster with more threads.
     in_flight, resident = (4, RESIDENT) if width > 1 else (1, 2 * RESIDENT)

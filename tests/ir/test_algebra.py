@@ -91,6 +91,19 @@ def test_stops_are_dropped_and_functions_spelled():
     assert not {"stop_gradient", "sigmoid", "softplus"} & {n.op for n in topological([rewritten(loss)])}
 
 
+def test_a_distance_from_zero_is_known_for_one():
+    """Of where(x < 0, -x, x) sigmoid and softplus need no comparison; its derivative at 0 stays that of x."""
+    distance = b.where(b.apply("lt", U, ZERO), b.neg(U), U)
+    functions = (distance, *(b.apply(op, x) for op in ("sigmoid", "softplus") for x in (distance, b.neg(distance))))
+    for node in functions:
+        for x in (0.0, -0.0, 1e-30, 0.7, -0.7, 90.0, -90.0, math.inf, -math.inf, math.nan):
+            leaves = {**values(0), U: torch.tensor(x, dtype=torch.float64)}
+            assert same(value(rewritten(node), leaves), value(node, leaves), rtol=1e-14)
+        assert not {"lt", "ge", "where"} & {n.op for n in topological([rewritten(node)])}
+    other = b.where(b.apply("lt", U, ZERO), b.neg(P), P)
+    assert rewritten(other) is other
+
+
 def test_only_a_softmax_is_one():
     assert row_softmax(rewritten(b.softmax(X))) is X
     others = b.apply("exp", b.sub(b.sub(X, b.peak(Z)), b.apply("logsum", X)))

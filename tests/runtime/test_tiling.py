@@ -51,9 +51,9 @@ def test_columns(count, classes, width, size, operands, multiprocessors):
         assert not launch.tiling.held or launch.tiling.vectors == classes
 
 
-@given(counts, widths, st.integers(1, 4), processors)
-def test_items(count, width, operands, multiprocessors):
-    shape = tiling.items(count, width, operands, multiprocessors)
+@given(counts, widths, processors)
+def test_items(count, width, multiprocessors):
+    shape = tiling.items(count, width, multiprocessors)
     launched(shape)
     assert shape.forward.tiling.width == width
 
