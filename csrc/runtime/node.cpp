@@ -2,8 +2,7 @@
 #include "plan.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -15,14 +14,19 @@ using torch::autograd::Edge;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
+constexpr c10::DispatchKeySet CUDA(c10::DispatchKey::CUDA);
+
+c10::Allocator* cuda_allocator() { return at::detail::getCUDAHooks().getCUDADeviceAllocator(); }
+
+// Without the dispatcher, which would take longer than the allocation.
 at::Tensor empty(const Plan& plan, at::IntArrayRef sizes, at::ScalarType dtype) {
-    if (!plan.cuda()) return at::Tensor(at::detail::empty_cpu(sizes, dtype));  // no dispatch
-    return at::empty(sizes, at::TensorOptions(plan.device).dtype(dtype));
+    if (!plan.cuda()) return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+    return at::Tensor(at::detail::empty_generic(sizes, cuda_allocator(), CUDA, dtype, std::nullopt));
 }
 
 at::Tensor empty(const Plan& plan, const Gradient& gradient) {
     if (!plan.cuda()) return at::Tensor(at::detail::empty_strided_cpu(gradient.sizes, gradient.strides, gradient.dtype));
-    return at::empty_strided(gradient.sizes, gradient.strides, at::TensorOptions(plan.device).dtype(gradient.dtype));
+    return at::Tensor(at::detail::empty_strided_generic(gradient.sizes, gradient.strides, cuda_allocator(), CUDA, gradient.dtype));
 }
 
 at::Tensor as_read(const Operand& operand, const at::Tensor& tensor) {

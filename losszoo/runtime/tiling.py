@@ -66,7 +66,7 @@ def _stepping(count: int, classes: int, vectors: int, width: int, skewed: bool, 
     by_warps = launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
     return Shape(
         by_warps if count >= multiprocessors * 8 else launch(few, count, LARGEST, RESIDENT, multiprocessors),
-        by_warps if vectors <= LONG and count >= multiprocessors * 8 else launch(long, count, LARGEST, RESIDENT // 2, multiprocessors),
+        by_warps if vectors <= LONG and count >= multiprocessors * 8 else launch(long, count, LARGEST, RESIDENT, multiprocessors),
     )
 
 
