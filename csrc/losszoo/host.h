@@ -12,6 +12,36 @@ LZ_FN void prefetch(const void* from, int64 bytes) {
   for (int64 i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(from) + i);
 }
 
+// A result of so many bytes is gone from the caches before it is read. Its lines go straight to memory, unread, and push nothing out.
+constexpr uint64 CACHED = 8 << 20;
+
+LZ_FN void stream(void* to, const void* from, int64 bytes) {
+#if defined(__AVX__)
+  using Vector = float __attribute__((vector_size(32)));
+  constexpr int64 SIZE = sizeof(Vector);
+  const int64 skewed = -reinterpret_cast<uint64>(to) % SIZE, head = skewed < bytes ? skewed : bytes;
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  __builtin_memcpy(out, in, head);
+  int64 i = head;
+  for (; i + SIZE <= bytes; i += SIZE) {
+    Vector v;
+    __builtin_memcpy(&v, in + i, SIZE);
+    __builtin_ia32_movntps256(reinterpret_cast<float*>(out + i), v);
+  }
+  __builtin_memcpy(out + i, in + i, bytes - i);
+#else
+  __builtin_memcpy(to, from, bytes);
+#endif
+}
+
+// Before another thread may read it.
+LZ_FN void streamed() {
+#if defined(__AVX__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 struct Tally {
   double total = 0, count = 0;
   int64 first_stray = -1;
