@@ -14,7 +14,7 @@ from losszoo.ir.monoid import Accumulator
 from losszoo.ir.schedule import Plan
 from losszoo.spec.operands import ClassWeight, Row, Scalar
 
-SLOW = frozenset("exp exp_falling log log1p log1p_unit expm1 pow tanh sin cos asin acos atan atan2".split())
+SLOW = frozenset("exp exp_falling log log1p log1p_unit expm1 pow reciprocal div tanh sin cos asin acos atan atan2".split())
 
 if TYPE_CHECKING:
     from losszoo.codegen.kernel import Kernel
