@@ -201,7 +201,10 @@ class _Printed:
 
     def _accumulator(self, name: str, acc: Accumulator, body: Scope) -> dict:
         inputs = [body.text(n) for n in acc.inputs]
+        real = STORAGE[self.kernel.form.real]
+        lies = [n.op == "operand" and n.extent is Extent.CLASS and STORAGE[self.kernel.storage[n.attr[0]]] == real for n in acc.inputs]
         printed: dict[str, Any] = {"name": name, "type": acc.monoid, "inputs": inputs, "padding": list(acc.padding)}
+        printed["operands"] = [n.attr[0] for n in acc.inputs] if all(lies) else []  # where the inputs lie as they are folded
         if self.kernel.form.lowering == "parts":
             found = acc.found and {"operand": acc.found.args[0].attr[0], "index": body.text(acc.found.args[1])}
             printed |= {"numbers": acc.numbers, "found": found}

@@ -59,17 +59,23 @@ extern "C" LZ_EXPORT void forward(const Args* args, lz::int64 begin, lz::int64 e
     const R t0 = lz::pick<R>(at_input, step_input, v_target, classes);
     lz::Online<R, L, 0, 0> lanes_acc0_0;
     for (lz::int64 base = 0; base < classes; base += BLOCK) {
-      const int n = int(classes - base < BLOCK ? classes - base : BLOCK), groups = (n + L - 1) / L;
+      const int n = int(classes - base < BLOCK ? classes - base : BLOCK);
       lz::prefetch(reinterpret_cast<const char*>(at_input + base) + AHEAD, n * sizeof(float));
-      alignas(64) R in_acc0_0_0[BLOCK];
-      for (int k = 0; k < n; ++k) {
-        const R v_input = lz::load<R>(at_input + base + k);
-        in_acc0_0_0[k] = v_input;
+      const int groups = (n + L - 1) / L, whole = n / L, first = whole * L;
+      if (whole > 0) {
+        lanes_acc0_0.fold(whole, at_input + base);
       }
-      for (int k = n; k < groups * L; ++k) {
-        in_acc0_0_0[k] = -lz::infinity<R>();
+      if (first < n) {
+        alignas(64) R in_acc0_0_0[L];
+        for (int k = first; k < n; ++k) {
+          const R v_input = lz::load<R>(at_input + base + k);
+          in_acc0_0_0[k - first] = v_input;
+        }
+        for (int k = n; k < groups * L; ++k) {
+          in_acc0_0_0[k - first] = -lz::infinity<R>();
+        }
+        lanes_acc0_0.fold(groups - whole, in_acc0_0_0);
       }
-      lanes_acc0_0.fold(groups, in_acc0_0_0);
     }
     const auto acc0_0 = lanes_acc0_0.whole();
     const R r6 = acc0_0.logsum(0);
@@ -117,6 +123,10 @@ extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 
     const R t0 = -upstream;
     for (lz::int64 base = 0; base < classes; base += BLOCK) {
       const int n = int(classes - base < BLOCK ? classes - base : BLOCK);
+      lz::prefetch(reinterpret_cast<const char*>(at_input + base) + AHEAD, n * sizeof(float));
+      const bool streams_input = lz::uint64(a.rows * classes) * sizeof(float) >= lz::CACHED;
+      alignas(64) float block_input[BLOCK];
+      float* const out_input = streams_input ? block_input : grad_input + base;
       for (int k = 0; k < n; ++k) {
         const R v_input = lz::load<R>(at_input + base + k);
         const bool t1 = k == lz::within<NEAR>(v_target, base);
@@ -126,8 +136,10 @@ extern "C" LZ_EXPORT void backward(const Args* args, lz::int64 begin, lz::int64 
         const R t5 = lz::exp_falling<ROUGH>(t4);
         const R t6 = upstream * t5;
         const R t7 = t2 + t6;
-        lz::store(grad_input + base + k, t7);
+        lz::store(out_input + k, t7);
       }
+      if (streams_input) lz::stream(grad_input + base, block_input, n * sizeof(float));
     }
   }
+  lz::streamed();
 }
