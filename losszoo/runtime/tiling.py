@@ -10,6 +10,7 @@ WARP = 32
 SHORT = 16  # vectors of a row: several rows then share a warp, and few threads a row leave few of them idle
 LARGEST = 512  # threads of a block that has a row
 LONG = 2048  # vectors of a row that a block writes faster than a warp
+LONGER = 16384  # of a row that a block also reads faster, as not every warp would have as much to read
 SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
 COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
@@ -64,9 +65,10 @@ def _stepping(count: int, classes: int, vectors: int, width: int, skewed: bool, 
     few = Tiling(width, max(1, 2 // operands), skewed=skewed, threads=LARGEST, wide=wide)
     long = replace(few, vectors=many.vectors)
     by_warps = launch(many, -(-count * WARP // 256), 256, RESIDENT // 2, multiprocessors)
+    enough = count >= multiprocessors * 8
     return Shape(
-        by_warps if count >= multiprocessors * 8 else launch(few, count, LARGEST, RESIDENT, multiprocessors),
-        by_warps if vectors <= LONG and count >= multiprocessors * 8 else launch(long, count, LARGEST, RESIDENT, multiprocessors),
+        by_warps if enough and vectors <= LONGER else launch(few, count, LARGEST, RESIDENT, multiprocessors),
+        by_warps if enough and vectors <= LONG else launch(long, count, LARGEST, RESIDENT, multiprocessors),
     )
 
 
