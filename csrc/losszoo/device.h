@@ -139,19 +139,16 @@ LZ_FN int64 quotient(int64 a, int64 b) {
   return uint32(a) / uint32(b);
 }
 
-// By how many values a row begins behind a multiple of N values in memory.
-template <int N, class T>
+// By how many values a row begins behind a multiple of K values in memory.
+template <int K, class T>
 LZ_FN int skew(const T* row) {
-  return int(reinterpret_cast<uint64>(row) / sizeof(T) % N);
+  return int(reinterpret_cast<uint64>(row) / sizeof(T) % K);
 }
-
-constexpr int LINE = 128;  // bytes: memory that is read and written by whole lines takes less time
 
 // Whether class base + k is one of the row's. Where rows are not skewed, K divides the classes, and a vector is in or out as a whole.
 template <bool SKEWED, class Index>
 LZ_FN bool live(Index base, int k, Index classes) {
-  if constexpr (SKEWED) return (base + k >= 0) & (base + k < classes);
-  return sizeof(Index) == 4 ? uint32(base) < uint32(classes) : uint64(base) < uint64(classes);
+  return SKEWED ? (base + k >= 0) & (base + k < classes) : base < classes;
 }
 
 // What a memory instruction moves: 16, 8, 4 or 2 bytes.
@@ -188,7 +185,7 @@ struct Chunk {
   // the row.
   template <bool ALIGNED, bool SKEWED, class Index>
   LZ_METHOD void fetch(const T* row, Index base, Index classes, bool before, bool after) {
-    if ((base >= 0 || (before && base > -N)) && (base + N <= classes || (after && base < classes))) {
+    if ((base >= 0 || before) && (base + N <= classes || (after && base < classes))) {
       fetch<ALIGNED>(row + base);
     } else if constexpr (SKEWED) {
 #pragma unroll
