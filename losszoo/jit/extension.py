@@ -21,6 +21,7 @@ ARTEFACT = f"{NAME}.so"
 UNITS = ("runtime/python.cpp", "runtime/node.cpp", "runtime/launch.cpp", "parallel.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
 LIBRARIES = ("c10", "torch_cpu", "torch_python")
+PATIENCE = 15  # by how much the niceness of a build in the background is above that of who asked for it
 
 
 def find() -> Path | None:
@@ -52,10 +53,12 @@ class Building(subprocess.Popen):
 def start_building() -> Building:
     """Build in another process, which exits when it is done. It works in this one's folder, where the environment may name paths.
 
+    It leaves nearly all of a core to what else wants it: the compilation that a caller waits for, or the training itself.
     Raises ToolchainMissing.
     """
     _ninja()
-    program = f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; from losszoo.jit import extension; extension.build()"
+    begin = f"import os, sys; os.nice({PATIENCE}); sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}"
+    program = f"{begin}; from losszoo.jit import extension; extension.build()"
     nothing = subprocess.DEVNULL
     return Building([sys.executable, "-c", program], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
 
