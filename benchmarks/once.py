@@ -11,12 +11,18 @@ import sys
 import torch
 from gpu import problems
 
-for problem in problems():
-    if not sys.argv[1:] or any(part in problem.name for part in sys.argv[1:]):
-        input, *others = problem.make()
-        loss = problem.ours(input.requires_grad_(), *others)
-        torch.autograd.grad(loss, input, torch.ones_like(loss))
-        torch.cuda.synchronize()
-        print(problem.name, flush=True)
-        del input, others, loss
-        torch.cuda.empty_cache()
+
+def main() -> None:
+    for problem in problems():
+        if not sys.argv[1:] or any(part in problem.name for part in sys.argv[1:]):
+            input, *others = problem.make()
+            loss = problem.ours(input.requires_grad_(), *others)
+            torch.autograd.grad(loss, input, torch.ones_like(loss))
+            torch.cuda.synchronize()
+            print(problem.name, flush=True)
+            del input, others, loss
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

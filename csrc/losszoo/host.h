@@ -27,7 +27,11 @@ LZ_FN void stream(void* to, const void* from, int64 bytes) {
   for (; i + SIZE <= bytes; i += SIZE) {
     Vector v;
     __builtin_memcpy(&v, in + i, SIZE);
+#if defined(__clang__)
+    __builtin_nontemporal_store(v, reinterpret_cast<Vector*>(out + i));
+#else
     __builtin_ia32_movntps256(reinterpret_cast<float*>(out + i), v);
+#endif
   }
   __builtin_memcpy(out + i, in + i, bytes - i);
 #else

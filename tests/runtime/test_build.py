@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,19 @@ esac
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert run(tmp_path, CXX=compiler) == "CrossEntropyBackward True"
+
+
+def test_the_build_leaves_the_cores_to_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOSSZOO_CACHE_DIR", str(tmp_path))
+    patient = min(19, os.getpriority(os.PRIO_PROCESS, 0) + extension.PATIENCE)
+    build = extension.start_building()
+    try:
+        while os.getpriority(os.PRIO_PROCESS, build.pid) != patient:
+            assert build.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.killpg(build.pid, signal.SIGTERM)
+        build.wait()
 
 
 def test_python_alone_if_that_is_wanted(tmp_path):
