@@ -3,8 +3,8 @@
 // It calls OpenMP by its runtime interface and is linked to no OpenMP library, so at load the symbols resolve to the
 // library that torch has already loaded for the whole process: one pool of threads, sized by torch.set_num_threads.
 // (Linked to a libgomp of its own it would start a second pool beside torch's, and both would fight for the cores.)
+// The first caller waits for its compilation, half of which <atomic> would take.
 
-#include <atomic>
 #include <cstdint>
 
 extern "C" {
@@ -22,12 +22,12 @@ struct Job {
     const void* args;
     int64_t count;
     int64_t grain;
-    std::atomic<int64_t> next{0};
+    int64_t next = 0;
 
     // Ranges depend on the grain alone, never on the threads, so that sums a range are the same in every run.
     void run() {
         for (;;) {
-            const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+            const int64_t begin = __atomic_fetch_add(&next, grain, __ATOMIC_RELAXED);
             if (begin >= count) return;
             function(args, begin, count - begin > grain ? begin + grain : count);
         }

@@ -55,12 +55,7 @@ class Scope:
 
 def needed(roots: Iterable[Node], known: Mapping[Node, str]) -> list[Node]:
     """Nodes below the roots, without what lies only behind known ones."""
-    roots = list(roots)
-    order, reached = list(topological(roots)), set(roots)
-    for node in reversed(order):
-        if node in reached and node not in known:
-            reached.update(node.args)
-    return [node for node in order if node in reached and node not in known]
+    return list(topological(roots, known))
 
 
 def literal(node: Node) -> str:

@@ -74,9 +74,12 @@ def is_const(node: Node, value: float | None = None) -> bool:
     return node.op == "const" and (value is None or node.attr == value)
 
 
-def topological(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node below the roots once, arguments before users, in an order that depends on the graph alone."""
-    done: set[Node] = set()
+def topological(roots: Iterable[Node], known: Iterable[Node] = ()) -> Iterator[Node]:
+    """Every node below the roots once, arguments before users, in an order that depends on the graph alone.
+
+    Known nodes are left out, and what lies only behind them.
+    """
+    done = set(known)
     for root in roots:
         stack = [(root, False)]
         while stack:

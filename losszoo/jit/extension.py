@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from losszoo import paths
@@ -26,11 +27,13 @@ PATIENCE = 15  # by how much the niceness of a build in the background is above 
 
 def find() -> Path | None:
     """The module, if it has been built. Raises ToolchainMissing where it cannot be, CompileError where that was tried."""
-    found = store.find(NAME, _digest(), ARTEFACT)
-    if found is None and (said := store.find(NAME, _digest("failure"), "failure.txt")):
+    if found := store.find(NAME, _digest(), ARTEFACT):
+        return found
+    _headers()
+    if said := store.find(NAME, _digest("failure"), "failure.txt"):
         text = said.read_text(encoding="utf-8", errors="replace")
         raise CompileError(f"{text}\nit is not tried again until {said.parent} is removed")
-    return found
+    return None
 
 
 def build() -> Path:
@@ -66,9 +69,10 @@ def start_building() -> Building:
 def _make(folder: Path) -> None:
     import torch
 
-    compiler, ninja = _compiler(), _ninja()
+    compiler, python, ninja = find_toolchain("cpp"), _headers(), _ninja()
+    assert isinstance(compiler, Cpp)
     root = Path(torch.__file__).parent
-    includes = (paths.csrc() / "runtime", root / "include", root / "include/torch/csrc/api/include", sysconfig.get_path("include"))
+    includes = (paths.csrc() / "runtime", root / "include", root / "include/torch/csrc/api/include", python)
     flags = [*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [word for include in includes for word in ("-isystem", str(include))]
     link = [f"-L{root / 'lib'}", *(f"-l{library}" for library in LIBRARIES)]
@@ -95,12 +99,12 @@ def _escaped(text: str, letters: str = "") -> str:
     return "".join("$" + letter if letter in "$" + letters else letter for letter in text)
 
 
-def _compiler() -> Cpp:
-    compiler = find_toolchain("cpp")
-    assert isinstance(compiler, Cpp)
-    if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+def _headers() -> str:
+    """The folder of this Python's headers."""
+    folder = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(folder, "Python.h")):
         raise ToolchainMissing("no Python.h: install the headers of this Python (apt install python3-dev)")
-    return compiler
+    return folder
 
 
 def _ninja() -> str:
@@ -125,8 +129,10 @@ def _digest(of: str = "module") -> str:
     torchs = (torch.__version__, str(torch.version.git_version), str(torch.compiled_with_cxx11_abi()))
     sources = (*UNITS, "runtime/plan.h")
     texts = ((paths.csrc() / source).read_text(encoding="utf-8") for source in sources)
-    interpreter = (sysconfig.get_config_var("SOABI") or sys.version, sysconfig.get_path("include"))
-    for part in (of, str(store.SCHEMA), *FLAGS, *torchs, torch.__file__, *interpreter, identify(_compiler().compiler), *texts):
+    interpreter = (EXTENSION_SUFFIXES[0], sys.version, sys.base_prefix)  # sysconfig knows more, and takes its time
+    compiler = find_toolchain("cpp")
+    assert isinstance(compiler, Cpp)
+    for part in (of, str(store.SCHEMA), *FLAGS, *torchs, torch.__file__, *interpreter, identify(compiler.compiler), *texts):
         data = part.encode(errors="surrogateescape")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

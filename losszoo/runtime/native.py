@@ -33,12 +33,14 @@ def runtime() -> ModuleType | None:
         return _settle(lambda: None)
     if _building is None:
         try:
-            if extension.find() is None:
+            found = extension.find()
+            if found is None:
                 _building = extension.start_building()
                 return None
         except CANNOT:
             return _settle(lambda: None)
-    elif _building.poll() is None:
+        return _settle(lambda: found)
+    if _building.poll() is None:
         return None
     return _settle(extension.find)
 

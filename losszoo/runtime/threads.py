@@ -22,7 +22,7 @@ def parallel_for(function: Any, args: int, count: int, grain: int) -> None:
     """
     if grain < 1:
         raise ValueError(f"grain: got {grain}, expected at least 1")
-    launch = launcher()
+    launch = launcher() if count > grain else None  # one range needs no launcher, which may have to be compiled
     if launch is not None:
         torch.get_num_threads()  # a thread takes over torch's setting the first time it asks
         launch(function, args, count, grain)
