@@ -139,11 +139,13 @@ LZ_FN int64 quotient(int64 a, int64 b) {
   return uint32(a) / uint32(b);
 }
 
-// By how many values a row begins behind a multiple of K values in memory.
-template <int K, class T>
+// By how many values a row begins behind a multiple of N values in memory.
+template <int N, class T>
 LZ_FN int skew(const T* row) {
-  return int(reinterpret_cast<uint64>(row) / sizeof(T) % K);
+  return int(reinterpret_cast<uint64>(row) / sizeof(T) % N);
 }
+
+constexpr int LINE = 128;  // bytes: memory that is written by whole lines takes less time
 
 // Whether class base + k is one of the row's. Where rows are not skewed, K divides the classes, and a vector is in or out as a whole.
 template <bool SKEWED, class Index>

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 SLOTS = 16384  # 64 KiB a device
 
-_pools: dict[int, list[Tensor]] = {}  # device -> its counters that no one has taken, the last ones first
+_pools: dict[int, Iterator[Tensor]] = {}  # device -> its counters that no one has taken
 _of_stream: dict[tuple[int, int], Tensor] = {}
 _taken: list[Tensor] = []  # by captured graphs, which may be replayed at any time
 _lock = threading.Lock()
@@ -32,17 +33,18 @@ def slot(device: int, stream: int, capturing: bool) -> int:
 
 
 def _fresh(device: int) -> Tensor:
-    if not _pools.get(device):
+    counter = next(_pools.get(device, iter(())), None)
+    if counter is None:
         counters = torch.zeros(SLOTS, dtype=torch.int32, device=torch.device("cuda", device))
         torch.cuda.synchronize(device)  # once: whichever stream comes next finds zeros
-        _pools[device] = list(counters.unbind())
-    return _pools[device].pop()
+        _pools[device] = map(counters.__getitem__, range(SLOTS))
+        counter = next(_pools[device])
+    return counter
 
 
 def _captured(device: int) -> Tensor:
-    if _pools.get(device):
-        counter = _pools[device].pop()
-    else:  # no memory may be made ready during a capture, so the graph itself sets this one to zero
+    counter = next(_pools.get(device, iter(())), None)
+    if counter is None:  # no memory may be made ready during a capture, so the graph itself sets this one to zero
         counter = torch.zeros((), dtype=torch.int32, device=torch.device("cuda", device))
     _taken.append(counter)
     return counter
