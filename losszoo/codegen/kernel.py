@@ -30,6 +30,7 @@ class Tiling:
     ahead: bool = True  # rows and columns: the next reads are on their way while the last ones are computed on
     threads: int = 256  # of a block, at most
     wide: bool = False  # rows: so many classes that 32 bits do not count them
+    lines: bool = False  # parts: the backward reads and writes from where a line of memory begins
 
 
 @dataclass(frozen=True)

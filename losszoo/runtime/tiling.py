@@ -15,6 +15,7 @@ SINGLE = 512  # threads that a single block may have
 FEW = 128  # rows: about one a multiprocessor
 COLUMNS = 8  # bytes of a class that a thread of columns reads at once: more would leave too few threads, as each position has a state
 HELD = 192  # bytes of all classes that a thread of columns can hold
+LONGEST = 65536  # vectors of a part's row that are so long on their way that the others' blocks wait for the last one
 FLOATS = 48  # as many of them fit a thread's registers where three quarters of the threads are resident
 WIDE = 1 << 30  # classes that 32 bits do not count, with what may be added to them
 RESIDENT = 1024  # threads a multiprocessor: with their vectors in flight they hide the way to memory, and leave 64 registers each
@@ -113,10 +114,13 @@ def columns(count: int, classes: int, width: int, size: int, operands: int, mult
 
 def parts(count: int, local: int, width: int, skewed: bool, operands: int, multiprocessors: int) -> PartsShape:
     """Rows of which so many classes are here, read `width` at a time. What has states alone: a thread a row."""
-    reading = _stepping(count, local, -(-local // width) + skewed, width, skewed, operands, multiprocessors)
-    tiling = reading.forward.tiling
+    vectors = -(-local // width) + skewed
+    reading = _stepping(count, local, vectors, width, skewed, operands, multiprocessors)
+    tiling, backward = reading.forward.tiling, reading.backward
     by_threads = launch(tiling, -(-count // tiling.threads), tiling.threads, RESIDENT, multiprocessors)
-    return PartsShape(reading.forward, by_threads, reading.backward)
+    if vectors > LONGEST:  # a block a row: the next one begins wherever one ends; and lines that are written whole are not read first
+        backward = Launch(replace(backward.tiling, lines=True), max(1, count), backward.threads)
+    return PartsShape(reading.forward, by_threads, backward)
 
 
 def items(count: int, width: int, multiprocessors: int) -> Shape:

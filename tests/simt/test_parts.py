@@ -65,6 +65,19 @@ def test_rows_that_begin_anywhere():
     hold(where, form, (33, 700, 291), 4, views=True)
 
 
+def test_rows_read_by_lines(monkeypatch):
+    """Of memory: rows that begin behind one's beginning, and within a vector."""
+    from losszoo.runtime import tiling
+
+    monkeypatch.setattr(tiling, "LONGEST", 1)
+    where, *form = FORMS[0]
+    hold(where, form, (9000, 8200), 2)
+    hold(where, form, (9001, 4113, 17), 1, "address")
+    hold(where, FORMS[1][1:], (5000, 2204), 2)
+    where, *form = FORMS[11]
+    hold(where, form, (264, 1400), 11)
+
+
 def test_more_classes_than_an_int_can_count(monkeypatch):
     from losszoo.runtime import tiling
 
