@@ -41,6 +41,7 @@ CHECKED = 8  # rows that are compared with float64
 @dataclass
 class Figure:
     gpu_us: float
+    wall_us: float = float("nan")
     percent_of_floor: float = 0.0
     extra_bytes: int = 0  # beside logits and gradient
     loss_error: float = 0.0
@@ -136,6 +137,23 @@ class RankClock(Clock):
             events[1].record()
             events[1].synchronize()
             times.append(1e3 * events[0].elapsed_time(events[1]))
+        return self.of_slower(times)
+
+    def alone(self, work: Callable) -> float:
+        """Microseconds from the call to the end of its work, with nothing queued before it: the median over calls, of the slower rank."""
+        meet, times = torch.zeros(1, device="cuda"), []
+        for _ in range(CALLS):
+            torch.amax(self.flusher, 0, out=self.flushed)
+            dist.all_reduce(meet)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            work()
+            torch.cuda.synchronize()
+            times.append(1e6 * (time.perf_counter() - begin))
+        return self.of_slower(times)
+
+    @staticmethod
+    def of_slower(times: list[float]) -> float:
         slower = torch.tensor(times, device="cuda")
         dist.all_reduce(slower, op=dist.ReduceOp.MAX)
         return statistics.median(slower[CALLS // 5 :].tolist())
@@ -195,7 +213,7 @@ def measure(rows: int, classes: int, clock: RankClock, bandwidth: float) -> Resu
             work()
             torch.cuda.synchronize()
             extra = torch.cuda.max_memory_allocated() - before - shard
-            figure = result.figures[name] = Figure(clock.together(work), extra_bytes=extra)
+            figure = result.figures[name] = Figure(clock.together(work), clock.alone(work), extra_bytes=extra)
             figure.percent_of_floor = 100 * result.floor_us / figure.gpu_us
             figure.loss_error, figure.grad_error = errors(name, function, x, y)
         except Exception as error:  # a peer that fails here says so in the table
@@ -227,7 +245,7 @@ def show(result: Result) -> None:
     title = f"{result.rows}x{result.classes} bf16 over {RANKS}: floor {result.floor_us:.0f} us, collective {result.collective_us:.0f} us"
     print(f"\n{title}" + "".join(f"   MISSED {m}" for m in result.missed))
     for name, f in result.figures.items():
-        text = f"  {name:<15}{f.gpu_us:10.1f} us{f.percent_of_floor:7.1f} %   extra {f.extra_bytes / 1e6:9.2f} MB"
+        text = f"  {name:<15}{f.gpu_us:10.1f} us{f.percent_of_floor:7.1f} %   alone {f.wall_us:8.1f} us   extra {f.extra_bytes / 1e6:9.2f} MB"
         print(text + f"   errors {f.loss_error:.1e} {f.grad_error:.1e}" + (f"   ({f.note})" if f.note else ""), flush=True)
 
 
