@@ -245,8 +245,9 @@ def show(result: Result) -> None:
     title = f"{result.rows}x{result.classes} bf16 over {RANKS}: floor {result.floor_us:.0f} us, collective {result.collective_us:.0f} us"
     print(f"\n{title}" + "".join(f"   MISSED {m}" for m in result.missed))
     for name, f in result.figures.items():
-        text = f"  {name:<15}{f.gpu_us:10.1f} us{f.percent_of_floor:7.1f} %   alone {f.wall_us:8.1f} us   extra {f.extra_bytes / 1e6:9.2f} MB"
-        print(text + f"   errors {f.loss_error:.1e} {f.grad_error:.1e}" + (f"   ({f.note})" if f.note else ""), flush=True)
+        times = f"{f.gpu_us:10.1f} us{f.percent_of_floor:7.1f} %   alone {f.wall_us:8.1f} us"
+        rest = f"   extra {f.extra_bytes / 1e6:9.2f} MB   errors {f.loss_error:.1e} {f.grad_error:.1e}"
+        print(f"  {name:<15}{times}{rest}" + (f"   ({f.note})" if f.note else ""), flush=True)
 
 
 def rank(number: int, store: str, options: argparse.Namespace) -> None:

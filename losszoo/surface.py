@@ -67,7 +67,7 @@ def expose(
 ) -> LossFunction:
     """The public function of a spec, for its loss or for another of its named outputs, by kernels or by the interpreter.
 
-    engine: what else is to be called with all arguments in a row, and what gives the function that torch.compile looks into.
+    engine: what gives the function of all arguments in a row, as dispatch.caller does, and the one that torch.compile looks into.
     """
     options: dict[str, object] = {"ignore_index": -100} if spec.labelled else {}
     options["reduction"] = spec.reduction
@@ -116,20 +116,21 @@ def _bind(scope: dict, spec: Spec, output: str, interpreted: bool, engine: tuple
     # The runtime imports torch; a spec can be declared and rendered without it.
     from losszoo.runtime import dispatch
 
+    caller, traced = engine or (lambda: dispatch.caller(spec, output, interpreted), lambda: dispatch.traced(spec, output))
+
     def by_dispatch(*arguments):
-        function, final = dispatch.caller(spec, output, interpreted)
+        function, final = caller()
         if final:  # the native runtime, once it is ready, takes the place of this
             scope["_call_"] = function
         return function(*arguments)
 
-    call, traced = engine or (by_dispatch, lambda: dispatch.traced(spec, output))
 
     def prepare():
         if "_traced_" not in scope:
             scope["_traced_"] = traced()
         return True
 
-    scope |= {"_call_": call, "_compiling_": dispatch.compiling, "_prepare_": dispatch.while_tracing(prepare)}
+    scope |= {"_call_": by_dispatch, "_compiling_": dispatch.compiling, "_prepare_": dispatch.while_tracing(prepare)}
 
 
 def _default(argument: Argument) -> str:

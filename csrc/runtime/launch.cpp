@@ -35,6 +35,9 @@ struct alignas(16) Packed {
                 case Patch::IGNORE_INDEX: put(patch, p.ignore_index); break;
                 case Patch::FLOAT: put(patch, static_cast<float>(p.numbers[patch.index])); break;
                 case Patch::DOUBLE: put(patch, p.numbers[patch.index]); break;
+                case Patch::FOLDED: put(patch, p.folded); break;
+                case Patch::MERGED: put(patch, p.merged); break;
+                case Patch::GATHERED: put(patch, p.gathered); break;
             }
         }
     }
@@ -156,14 +159,14 @@ void* counter(const Driver& driver, const Plan& plan, void* stream) {
 
 }  // namespace
 
-void launch_cpu(const Plan& plan, const Launch& launch, const Pointers& pointers) {
+void launch_cpu(int64_t rows, const Launch& launch, const Pointers& pointers) {
     const Packed args(launch, pointers);
     const auto run = reinterpret_cast<RangeFunction>(launch.function);
-    if (plan.rows <= plan.grain) {
-        run(args.bytes.data(), 0, plan.rows);
+    if (rows <= launch.grain) {
+        run(args.bytes.data(), 0, rows);
     } else {
         at::get_num_threads();  // a thread takes over torch's setting the first time it asks
-        losszoo_parallel_for(run, args.bytes.data(), plan.rows, plan.grain);
+        losszoo_parallel_for(run, args.bytes.data(), rows, launch.grain);
     }
     if (launch.finish) launch.finish(args.bytes.data(), 0, 0);
 }

@@ -64,6 +64,30 @@ struct Ranges {
     int64_t* status;
 };
 
+void run(const Plan& plan, const Launch& launch, Pointers& pointers) {
+    plan.cuda() ? launch_cuda(plan, launch, pointers) : launch_cpu(plan.rows, launch, pointers);
+}
+
+// What the forward has to know of the classes of all ranks. Returns the memory that the pointers lead into.
+std::array<at::Tensor, 2> fold(const Plan& plan, Pointers& p) {
+    int64_t before = 0;
+    for (const Fold& pass : plan.folds) before += pass.merge ? pass.numbers : 0;
+    std::array<at::Tensor, 2> kept{empty(plan, {before, plan.rows}, plan.real), at::Tensor()};
+    p.merged = kept[0].mutable_data_ptr();
+    for (const Fold& pass : plan.folds) {
+        const at::Tensor states = empty(plan, {pass.numbers, plan.rows}, plan.real);
+        p.folded = states.mutable_data_ptr();
+        {
+            const WithoutGil others(plan.cuda() || plan.rows > pass.fold.grain);
+            run(plan, pass.fold, p);
+        }
+        kept[1] = gather_from_python(plan, states);
+        p.gathered = kept[1].const_data_ptr();
+        if (pass.merge) run(plan, *pass.merge, p);
+    }
+    return kept;
+}
+
 struct LossNode : torch::autograd::Node {
     std::shared_ptr<const Plan> plan;
     SavedVariable kept;
@@ -126,7 +150,7 @@ struct LossNode : torch::autograd::Node {
             gradients.push_back(empty(*plan, plan->gradients[i]));
             p.gradients[i] = gradients[i].mutable_data_ptr();
         }
-        plan->cuda() ? launch_cuda(*plan, plan->backward, p) : launch_cpu(*plan, plan->backward, p);
+        run(*plan, plan->backward, p);
         return gradients;
     }
 };
@@ -158,7 +182,9 @@ at::Tensor compute(const std::shared_ptr<const Plan>& shared, Arguments& argumen
     }
     if (arguments.normalizer.defined()) p.normalizer = arguments.normalizer.const_data_ptr();
 
-    std::optional<WithoutGil> others(std::in_place, plan.cuda() || plan.rows > plan.grain);
+    std::array<at::Tensor, 2> folded;
+    if (!plan.folds.empty()) folded = fold(plan, p);
+    std::optional<WithoutGil> others(std::in_place, plan.cuda() || plan.rows > plan.forward.grain);
     at::Tensor loss = empty(plan, plan.shape, plan.real), kept;
     p.loss = loss.mutable_data_ptr();
     double denominator = 0;
@@ -181,8 +207,12 @@ at::Tensor compute(const std::shared_ptr<const Plan>& shared, Arguments& argumen
         Ranges ranges(plan.partials / 2);
         p.partial = ranges.partial;
         p.status = ranges.status;
-        launch_cpu(plan, plan.forward, p);
-        if (plan.labels && ranges.status[0] >= 0) return {};
+        launch_cpu(plan.rows, plan.forward, p);
+        others.reset();
+        if (plan.labels && ranges.status[0] >= 0) {
+            if (plan.stray) stray_from_python(plan, arguments.operands, ranges.status[0]);
+            return {};
+        }
     }
     others.reset();
     if (!keep) return loss;

@@ -28,7 +28,7 @@ namespace {
 constexpr size_t MOST_PLANS = 1024;  // of a loss; the oldest makes room
 constexpr size_t MOST_WORDS = 128;
 
-struct PythonError {};  // Python knows which
+struct PythonError : std::exception {};  // Python knows which
 
 // A reference to a Python object.
 class Object {
@@ -155,6 +155,7 @@ Launch read_launch(PyObject* mapping) {
     launch.context = Description::pointer(given["context"]);
     launch.shared = given.integer("shared");
     launch.follows = given.integer("follows");
+    launch.grain = given.integer("grain");
     const auto grid = given.integers("grid"), block = given.integers("block");
     std::copy_n(grid.begin(), 3, launch.grid.begin());
     std::copy_n(block.begin(), 3, launch.block.begin());
@@ -165,6 +166,16 @@ Launch read_launch(PyObject* mapping) {
     return launch;
 }
 
+// A Python object for any thread; nothing for None.
+std::shared_ptr<void> shared(PyObject* object) {
+    if (object == Py_None) return nullptr;
+    return {Py_NewRef(object), [](void* owned) {
+        if (!Py_IsInitialized()) return;  // the last node may go after the interpreter
+        const WithGil gil;
+        Py_DECREF(static_cast<PyObject*>(owned));
+    }};
+}
+
 std::shared_ptr<const Plan> read_plan(PyObject* mapping) {
     const Description given(mapping);
     auto plan = std::make_shared<Plan>();
@@ -172,7 +183,6 @@ std::shared_ptr<const Plan> read_plan(PyObject* mapping) {
     plan->device = unwrap(given["real"]).device();
     plan->real = dtype(given["real"]);
     plan->rows = given.integer("rows");
-    plan->grain = given.integer("grain");
     plan->partials = given.integer("partials");
     plan->states = given.integer("states");
     plan->numbers = given.integer("numbers");
@@ -189,11 +199,14 @@ std::shared_ptr<const Plan> read_plan(PyObject* mapping) {
     });
     plan->forward = read_launch(given["forward"]);
     if (!plan->gradients.empty()) plan->backward = read_launch(given["backward"]);
-    plan->differentiable = std::shared_ptr<void>(Py_NewRef(given["differentiable"]), [](void* object) {
-        if (!Py_IsInitialized()) return;  // the last node may go after the interpreter
-        const WithGil gil;
-        Py_DECREF(static_cast<PyObject*>(object));
+    Description::each(given["folds"], [&](PyObject* item) {
+        PyObject* merge = PyTuple_GetItem(item, 2);
+        plan->folds.push_back({Description::number(PyTuple_GetItem(item, 0)), read_launch(PyTuple_GetItem(item, 1)),
+                               merge == Py_None ? std::nullopt : std::optional(read_launch(merge))});
     });
+    plan->differentiable = shared(given["differentiable"]);
+    plan->gather = shared(given["gather"]);
+    plan->stray = shared(given["stray"]);
     return plan;
 }
 
@@ -380,6 +393,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
         PyErr_Format(PyExc_TypeError, "got %zu arguments, expected %zu by position", count, entry.arguments());
         return nullptr;
     }
+    Shared plan;
     try {
         Reader reader;
         if (reader.read(entry, args)) {
@@ -387,15 +401,17 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
             const bool known = found != entry.plans->end() &&
                 std::equal(found->second.words.begin(), found->second.words.end(), reader.key.words.begin(),
                            reader.key.words.begin() + reader.key.size);
-            const Shared plan = known ? found->second.plan : remember(entry, reader.key, make_plan(entry, args, count)).plan;
+            plan = known ? found->second.plan : remember(entry, reader.key, make_plan(entry, args, count)).plan;
             if (plan && !to_be_checked(*plan)) {
                 reader.place(*plan);
                 const at::Tensor loss = compute(plan, reader.arguments);
                 if (loss.defined()) return wrap(loss);
             }
         }
-    } catch (...) {
-        // An error of Python's is the user's to see; of what else fails, such as memory that is not to be had, Python tells better.
+    } catch (const std::exception& error) {
+        // An error of Python's is the user's to see; of what else fails, such as memory that is not to be had, Python tells better. But
+        // not where other ranks would have to do their part again.
+        if (plan && plan->gather && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
         if (PyErr_Occurred()) return nullptr;
     }
     return PyObject_Vectorcall(entry.fallback, args, count, nullptr);
@@ -498,8 +514,10 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "losszoo_runtime", "losszoo's nativ
     PyObject* text = value ? PyObject_Str(value) : nullptr;
     const char* said = text ? PyUnicode_AsUTF8(text) : nullptr;
     const std::string message = said ? said : "an error in Python";
+    const bool refused = type && PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError);
     for (PyObject* object : {type, value, trace, text}) Py_XDECREF(object);
     PyErr_Clear();
+    TORCH_CHECK_NOT_IMPLEMENTED(!refused, message);
     TORCH_CHECK(false, message);
 }
 
@@ -530,6 +548,18 @@ void* counter_from_python(int device, void* stream, bool capturing) {
 
 void* stream_from_python(int device, int64_t id) {
     return address_from_python(handle_of, "iL", device, static_cast<long long>(id));
+}
+
+at::Tensor gather_from_python(const Plan& plan, const at::Tensor& states) {
+    const Object given(wrap(states)), found(PyObject_CallOneArg(static_cast<PyObject*>(plan.gather.get()), given));
+    return unwrap(found);
+}
+
+void stray_from_python(const Plan& plan, const std::array<at::Tensor, MAX_OPERANDS>& operands, int64_t row) {
+    const Object tensors(PyTuple_New(plan.operands.size()));
+    for (size_t i = 0; i < plan.operands.size(); ++i) PyTuple_SET_ITEM(static_cast<PyObject*>(tensors), i, Object(wrap(operands[i])).release());
+    const Object none(PyObject_CallFunction(static_cast<PyObject*>(plan.stray.get()), "OL", static_cast<PyObject*>(tensors), static_cast<long long>(row)));
+    throw PythonError();
 }
 
 std::vector<at::Tensor> gradients_from_python(

@@ -13,6 +13,7 @@ from torch import Tensor
 from losszoo.parallel.shards import Shards
 from losszoo.runtime import autograd, dispatch
 from losszoo.runtime.arguments import Call
+from losszoo.runtime.plans import plan
 from losszoo.spec.operands import Row
 from losszoo.surface import LossFunction, expose
 
@@ -51,7 +52,7 @@ def sharded(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes
 
         return ops.operator(spec, engine=Engine(shards))
 
-    def call(*arguments: Any) -> Tensor:
+    def by_python(*arguments: Any) -> Tensor:
         if dispatch.watched():
             return operator()(*arguments)
         if any(map(dispatch.is_distributed, arguments)):
@@ -59,7 +60,12 @@ def sharded(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes
         shards.settle(arguments[leader])
         return compute(checked(*arguments, whole=shards.whole), shards)
 
-    return expose(spec, engine=(call, operator))
+    def planned(*arguments: Any) -> dict | None:
+        shards.settle(arguments[leader])
+        given = [x for x in (*arguments[: len(spec.operands)], arguments[-2]) if x is not None]
+        return plan(checked(*arguments, whole=shards.whole), given, shards)
+
+    return expose(spec, engine=(lambda: dispatch.natively(spec, planned, by_python), operator))
 
 
 def compute(call: Call, shards: Shards) -> Tensor:

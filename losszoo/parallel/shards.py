@@ -79,6 +79,13 @@ class Shards:
         operands = {n: x for n, x in call.operands.items() if call.kinds[n] is Row or self._is_shard(call, n)}
         return Part(self.local.start, operands)
 
+    def parts(self, call: Call, wrt: tuple[str, ...]) -> Parts:
+        """The call, with this rank's part in its place."""
+        parts = Parts(call, wrt)
+        parts.bind(self.part(call))
+        parts.values["parts"] = self.count
+        return parts
+
     def _is_shard(self, call: Call, name: str) -> bool:
         return call.kinds[name] is ClassWeight and call.operands[name].numel() != call.classes
 

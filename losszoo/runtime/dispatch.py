@@ -80,8 +80,13 @@ def caller(spec: Spec, output: str, interpreted: bool) -> tuple[Callable[..., Te
     def planned(*arguments: object) -> dict | None:
         return plan(checked(*arguments), [x for x in (*arguments[:operands], arguments[-2]) if x is not None])
 
-    runtime = None if interpreted else native.runtime()
+    return (by_python, True) if interpreted else natively(spec, planned, by_python)
+
+
+def natively(spec: Spec, planned: Callable[..., dict | None], by_python: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], bool]:
+    """`by_python`, or the native runtime's function where that is ready; and whether no better will come."""
+    runtime = native.runtime()
     if runtime is None:
-        return by_python, interpreted or native.settled()
+        return by_python, native.settled()
     fixed = tuple(p.fixed for p in spec.parameters)
-    return runtime.Entry(planned, by_python, operands, fixed, tuple(s.choices for s in spec.statics), REDUCTIONS), True
+    return runtime.Entry(planned, by_python, len(spec.operands), fixed, tuple(s.choices for s in spec.statics), REDUCTIONS), True

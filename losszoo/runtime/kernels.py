@@ -70,6 +70,7 @@ class Launchable:
         """Launch one of the kernel's functions; `pointers` are the outputs and whatever else it needs."""
         for name, value in pointers.items():
             self.values[name] = value.data_ptr() if isinstance(value, Tensor) else value or 0
+        self.values["grain"] = self.grain(entry)
         runner(self.directed(entry), self.device).run(entry, self)
 
     def directed(self, entry: str) -> Kernel:
@@ -79,12 +80,17 @@ class Launchable:
     def launch(self, entry: str) -> tiling.Launch:
         return getattr(self.shape, entry)
 
+    def grain(self, entry: str) -> int:
+        """Rows of a CPU range."""
+        raise NotImplementedError
+
     def pack(self) -> bytes:
         values = self.values
         return self.kernel.packer.pack(*(values.get(f.name, 0) for f in self.kernel.fields))
 
     def ranges(self) -> int:
-        return max(1, -(-self.call.rows // self.values["grain"]))
+        """How many have partial sums."""
+        return max(1, -(-self.call.rows // self.grain("forward")))
 
 
 class Prepared(Launchable):
@@ -103,7 +109,6 @@ class Prepared(Launchable):
         self.kernel = self.directed("forward")
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
-        self.values["grain"] = self._grain()
 
     def directed(self, entry: str) -> Kernel:
         form = self.form
@@ -171,7 +176,7 @@ class Prepared(Launchable):
         self.values |= {f"g_{name}": grad.data_ptr(), f"sg_{name}_outer": outer, f"sg_{name}_class": grad.stride(class_axis(grad.ndim))}
         return grad
 
-    def _grain(self) -> int:
+    def grain(self, entry: str) -> int:
         if self.lowering == "rows":
             return max(1, ELEMENTS_A_RANGE // max(1, self.call.classes))
         size = max(1, self.call.classes)
@@ -242,7 +247,7 @@ class _Cpu:
     def run(self, entry: str, prepared: Launchable) -> None:
         args = ctypes.create_string_buffer(prepared.pack())
         address = ctypes.addressof(args)
-        threads.parallel_for(self.functions[entry], address, prepared.call.rows, prepared.values["grain"])
+        threads.parallel_for(self.functions[entry], address, prepared.call.rows, prepared.grain(entry))
         if entry == "forward":
             finish = self.functions["finish"]
             finish(ctypes.c_void_p(address), ctypes.c_int64(0), ctypes.c_int64(0))

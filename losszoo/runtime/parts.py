@@ -74,7 +74,7 @@ class Parts(kernels.Launchable):
 
     def fold(self, part: Part, number: int = 0, states: Tensor | None = None) -> Tensor:
         """The states (numbers, rows) of this part in a pass, in new memory, or joined to the states given, in their place."""
-        self._bind(part)
+        self.bind(part)
         join = states is not None
         if states is None:
             states = self._states(self.numbers[number])
@@ -87,19 +87,18 @@ class Parts(kernels.Launchable):
         if number == self.passes - 1:
             self.gathered = gathered
         else:
-            self.values["grain"] = ROWS_A_RANGE
             self.run(f"merge{number}", gathered=gathered, merged=self.merged, parts=gathered.shape[0])
 
     def finish(self, keep: bool) -> tuple[Tensor, Tensor]:
         """The loss, and what a backward wants of it, as kernels.forward does: everybody who does this gets the same bits."""
         states = self.gathered
-        self.values |= {"merged": self.merged.data_ptr(), "grain": ROWS_A_RANGE}
+        self.values["merged"] = self.merged.data_ptr()
         self.values |= {"gathered": 0 if states is None else states.data_ptr(), "parts": 0 if states is None else states.shape[0]}
         return kernels.forward(self, keep)
 
     def backward(self, part: Part, grad: Tensor, kept: Tensor) -> list[Tensor]:
         """The gradients of the operands of `wrt`: of a Row, of this part."""
-        self._bind(part)
+        self.bind(part)
         return kernels.backward(self, grad, kept)
 
     def gradient(self, name: str) -> Tensor:
@@ -115,7 +114,7 @@ class Parts(kernels.Launchable):
         self.values |= {f"g_{name}": grad.data_ptr(), f"sg_{name}_outer": found[1], f"sg_{name}_class": 1}
         return grad
 
-    def _bind(self, part: Part) -> None:
+    def bind(self, part: Part) -> None:
         """Place the operands of a part, and find the kernel that takes them."""
         call, kinds = self.call, self.call.kinds
         self.part = part
@@ -133,7 +132,7 @@ class Parts(kernels.Launchable):
                 value = part.operands[name] if name in part.operands else whole[part.offset : part.offset + local]
                 value = value.to(call.real).contiguous()
                 self._place(name, value.clone() if value.data_ptr() % kernels.VECTOR else value)
-        self.values |= {"offset": part.offset, "local": local, "grain": max(1, kernels.ELEMENTS_A_RANGE // max(1, local))}
+        self.values |= {"offset": part.offset, "local": local}
         self.wrt = {name: part.operands.get(name, call.operands[name]) for name in self.names}
         if self.device.type == "cuda":
             self.shape = self._shape(local)
@@ -153,6 +152,10 @@ class Parts(kernels.Launchable):
         if skewed and any(len({v % width for v in values}) > 1 for values in (begins, strides)):
             width, skewed = 1, False  # no two operands' vectors would hold the same classes
         return tiling.parts(self.call.rows, local, width, skewed, len(rows), self.multiprocessors)
+
+    def grain(self, entry: str) -> int:
+        reads = entry.startswith("fold") or entry == "backward"
+        return max(1, kernels.ELEMENTS_A_RANGE // max(1, self.values["local"])) if reads else ROWS_A_RANGE
 
     def launch(self, entry: str) -> tiling.Launch:
         assert self.shape is not None  # on CUDA

@@ -8,27 +8,36 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from losszoo.runtime import autograd, interpret, kernels
 from losszoo.runtime.arguments import Call
+from losszoo.runtime.labels import raise_stray
 from losszoo.runtime.memory import LARGE
+from losszoo.runtime.parts import Parts
 from losszoo.spec.operands import ClassWeight, Index, Scalar
+
+if TYPE_CHECKING:
+    from losszoo.parallel.shards import Shards
 
 # Patch::What of csrc/runtime/plan.h
 OPERAND, GRADIENT, LOSS, STATE, DENOMINATOR, PARTIAL, STATUS = range(7)
-COUNTER, NORMALIZER, UPSTREAM, UPSTREAM_STEP, IGNORE_INDEX, FLOAT, DOUBLE = range(7, 14)
+COUNTER, NORMALIZER, UPSTREAM, UPSTREAM_STEP, IGNORE_INDEX, FLOAT, DOUBLE, FOLDED, MERGED, GATHERED = range(7, 17)
 WHERE = {
     "state": STATE, "denominator": DENOMINATOR, "partial": PARTIAL, "status": STATUS, "counter": COUNTER, "normalizer": NORMALIZER,
-    "grad_output": UPSTREAM, "grad_output_item": UPSTREAM_STEP, "ignore_index": IGNORE_INDEX,
+    "grad_output": UPSTREAM, "grad_output_item": UPSTREAM_STEP, "ignore_index": IGNORE_INDEX, "folded": FOLDED, "merged": MERGED,
+    "gathered": GATHERED,
 }  # fmt: skip
 
 
-def plan(call: Call, given: list[object]) -> dict[str, object] | None:
-    """The plan of a checked call whose operands were given as `given`, or None where such calls need what only Python does."""
+def plan(call: Call, given: list[object], shards: Shards | None = None) -> dict[str, object] | None:
+    """The plan of a checked call whose operands were given as `given`, or None where such calls need what only Python does.
+
+    shards: where the classes of all ranks are, if this one has but some of them.
+    """
     device = autograd.device_of(call)
     if not autograd.compiled(device.type) or any(x.numel() == 0 for x in call.operands.values()):
         return None
@@ -36,23 +45,27 @@ def plan(call: Call, given: list[object]) -> dict[str, object] | None:
     outputs = [torch.empty(call.shape, dtype=call.real, device="meta"), *(call.operands[name] for name in wrt)]
     if device.type == "cpu" and any(x.numel() * x.element_size() >= LARGE for x in outputs):
         return None  # memory that was used before, and so much work that the rest does not matter
-    prepared = kernels.Prepared(call, dict(call.operands), autograd.built_for(call, wrt))
+    built = autograd.built_for(call, wrt)
+    prepared = kernels.Prepared(call, dict(call.operands), built) if shards is None else shards.parts(call, built)
     operands = [_operand(prepared, name, value) for name, value in zip(call.operands, given, strict=True)]
     if None in operands:
         return None
     gradients = [prepared.gradient(name) for name in wrt]
     names, reduced = list(call.operands), call.reduction != "none"
-    launches = _launches(prepared, _patches(prepared, names))
+    patches, unbound = _patches(prepared, names), call.with_operands({})
     return {
         "name": _node_name(call.spec.name), "real": torch.empty(0, dtype=call.real, device=device), "rows": call.rows,
-        "grain": prepared.values["grain"], "partials": launches.pop("partials"), "states": kernels.states(prepared) // call.rows,
-        "numbers": len(call.numbers), "reduced": reduced, "labels": bool(prepared.kernel.labels), "shape": () if reduced else call.shape,
-        "operands": operands, "gradients": [(names.index(name), x) for name, x in zip(wrt, gradients, strict=True)],
-        "differentiable": _differentiable(call.with_operands({}), wrt), **launches,
+        "partials": 2 * (prepared.launch("forward").grid if prepared.shape else prepared.ranges()),
+        "states": kernels.states(prepared) // call.rows, "numbers": len(call.numbers), "reduced": reduced,
+        "labels": bool(prepared.kernel.labels), "shape": () if reduced else call.shape, "operands": operands,
+        "gradients": [(names.index(name), x) for name, x in zip(wrt, gradients, strict=True)],
+        "forward": _launch(prepared, "forward", patches), "backward": _launch(prepared, "backward", patches),
+        "folds": _folds(prepared, patches), "gather": shards and shards.gather, "stray": shards and _stray(unbound),
+        "differentiable": _differentiable(unbound, wrt) if shards is None else _refused(unbound),
     }  # fmt: skip
 
 
-def _operand(prepared: kernels.Prepared, name: str, given: Any) -> tuple[Tensor | None, bool] | None:
+def _operand(prepared: kernels.Launchable, name: str, given: Any) -> tuple[Tensor | None, bool] | None:
     """How the runtime reads an operand: a tensor of the type it converts to, or None; and whether the backward keeps what it read."""
     tensor, kind = prepared.call.operands[name], prepared.call.kinds[name]
     real = torch.empty(0, dtype=prepared.call.real)
@@ -60,13 +73,15 @@ def _operand(prepared: kernels.Prepared, name: str, given: Any) -> tuple[Tensor 
     if tensor is given and not moved:
         return None, False
     if tensor is given and kind in (ClassWeight, Scalar):
-        return real, False
+        # Which is converted. One that is not was moved to a better address, or is in part on this rank.
+        converted = tensor.dtype is not real.dtype or not tensor.is_contiguous()
+        return (real, False) if converted and prepared.placed[name].numel() == tensor.numel() else None
     if not moved and (kind is Index and tensor.is_contiguous() and tensor.dtype is not given.dtype or kind is Scalar):
         return tensor[:0].reshape(0) if kind is Index else real, True
     return None
 
 
-def _patches(prepared: kernels.Prepared, names: list[str]) -> list[tuple[int, int, int]]:
+def _patches(prepared: kernels.Launchable, names: list[str]) -> list[tuple[int, int, int]]:
     """(offset, what, which) of the words in the argument struct that differ from call to call."""
     kernel, loss = prepared.kernel, "loss" if prepared.call.reduction == "none" else "total"
     absent = {"denominator"} if prepared.call.reduction == "none" else set()
@@ -89,25 +104,28 @@ def _patches(prepared: kernels.Prepared, names: list[str]) -> list[tuple[int, in
     return patches
 
 
-def _launches(prepared: kernels.Prepared, patches: list[tuple[int, int, int]]) -> dict[str, object]:
-    """The forward's and the backward's launch."""
-    kernel = prepared.kernel
-    args = kernel.packer.pack(*(prepared.values.get(f.name, 0) if f.code == "q" else 0 for f in kernel.fields))
-    functions = {d: kernels.runner(prepared.directed(d), prepared.device).functions[d] for d in ("forward", "backward")}
-    common = {"args": args, "patches": patches, "finish": 0, "context": 0, "shared": 0, "follows": False}
+def _launch(prepared: kernels.Launchable, entry: str, patches: list[tuple[int, int, int]]) -> dict[str, object]:
+    """How one of a kernel's functions is launched."""
+    kernel, grain = prepared.kernel, prepared.grain(entry)
+    values = prepared.values | {"grain": grain}
+    args = kernel.packer.pack(*(values.get(f.name, 0) if f.code == "q" else 0 for f in kernel.fields))
+    functions = kernels.runner(prepared.directed(entry), prepared.device).functions
+    common = {"args": args, "patches": patches, "grain": grain, "finish": 0, "context": 0, "shared": 0, "follows": False}
     if prepared.shape:
-        shapes = {"forward": prepared.shape.forward, "backward": prepared.shape.backward}
-        sizes = {direction: {"grid": (shape.grid, 1, 1), "block": (shape.threads, 1, 1)} for direction, shape in shapes.items()}
-        found = {direction: common | size | functions[direction].handles for direction, size in sizes.items()}
-        return found | {"partials": 2 * prepared.shape.forward.grid}
-    common |= {"grid": (0, 0, 0), "block": (0, 0, 0)}
-    finish = kernels.runner(kernel, prepared.device).functions["finish"]
-    address = {name: ctypes.cast(f, ctypes.c_void_p).value for name, f in {**functions, "finish": finish}.items()}
-    return {
-        "forward": common | {"function": address["forward"], "finish": address["finish"]},
-        "backward": common | {"function": address["backward"]},
-        "partials": 2 * prepared.ranges(),
-    }
+        shape = prepared.launch(entry)
+        return common | {"grid": (shape.grid, 1, 1), "block": (shape.threads, 1, 1)} | functions[entry].handles
+    address = {name: ctypes.cast(f, ctypes.c_void_p).value for name, f in functions.items()}
+    finish = address["finish"] if entry == "forward" else 0
+    return common | {"grid": (0, 0, 0), "block": (0, 0, 0), "function": address[entry], "finish": finish}
+
+
+def _folds(prepared: kernels.Launchable, patches: list[tuple[int, int, int]]) -> list[tuple[int, dict, dict | None]]:
+    """(numbers of a row, how they are folded, how they are merged for the next pass) of the passes of a call in parts."""
+    numbers = prepared.numbers if isinstance(prepared, Parts) else ()
+    return [
+        (n, _launch(prepared, f"fold{i}", patches), _launch(prepared, f"merge{i}", patches) if i < len(numbers) - 1 else None)
+        for i, n in enumerate(numbers)
+    ]
 
 
 def _node_name(name: str) -> bytes:
@@ -121,5 +139,23 @@ def _differentiable(call: Call, wrt: tuple[str, ...]) -> Callable:
         operands = dict(zip(call.kinds, tensors, strict=True))
         again = call.with_operands(operands, numbers=numbers, ignore_index=ignore_index)
         return interpret.backward(again, operands, wrt, grad, denominator)
+
+    return gradients
+
+
+def _stray(call: Call) -> Callable:
+    """Raises the error of a row whose label names no class."""
+
+    def stray(tensors: tuple[Tensor, ...], row: int):
+        raise_stray(call.with_operands(dict(zip(call.kinds, tensors, strict=True))), row)
+
+    return stray
+
+
+def _refused(call: Call) -> Callable:
+    """The backward of a sharded loss for a gradient that is to be differentiated again."""
+
+    def gradients(*_):
+        raise NotImplementedError(f"{call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
 
     return gradients

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,8 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import losszoo
 from examples.distillation import kl_distillation_loss
+from examples.jsd import jsd_distillation_loss
 from losszoo.compat.megatron import vocab_parallel_cross_entropy
 from losszoo.parallel import sharded
+from losszoo.runtime import dispatch
 from tests.parallel.cases import where
 
 
@@ -89,6 +93,33 @@ def twice(group):
         torch.autograd.grad(sharded(losszoo.cross_entropy, group)(shard, y), shard, create_graph=True)
     except NotImplementedError as error:
         return str(error)
+
+
+def natively(group):
+    """By the native runtime the same bits as by Python, and a plan for each call but those of whole class weights."""
+    x, y, w = data()
+    own = mine(group, w)[0].clone()
+    cases = (
+        (losszoo.cross_entropy, torch.float32, (y,), {"label_smoothing": 0.1}, 2),
+        (losszoo.cross_entropy, torch.bfloat16, (y.int(), own), {"reduction": "none"}, 2),
+        (losszoo.cross_entropy, torch.float32, (y, w), {}, 2 if dist.get_rank(group) == 0 else 0),
+        (losszoo.softmax_focal_loss, torch.float64, (y,), {"normalizer": 7.0}, 2),
+        (kl_distillation_loss, torch.float32, (mine(group, x.flip(1))[0],), {"temperature": 2.0}, 2),
+        (jsd_distillation_loss, torch.float32, (mine(group, x.flip(1))[0],), {}, 2),  # in two passes
+    )
+    for loss, dtype, others, options, plans in cases:
+        results = []
+        for by_python in False, True:
+            function, turns = sharded(loss, group), [False, True]
+            with mock.patch.object(dispatch, "natively", lambda spec, planned, python: (python, True)) if by_python else nullcontext():
+                for grad in turns:
+                    shard = mine(group, x)[0].to(dtype).clone().requires_grad_(grad)
+                    value = function(shard, *others, **options)
+                    results += [value, *(torch.autograd.grad(value.sum(), shard) if grad else ())]
+            if not by_python:
+                assert function.__globals__["_call_"].plans() == (2, plans)
+        for native, python in zip(results[:3], results[3:], strict=True):
+            assert torch.equal(native.nan_to_num(7.0), python.nan_to_num(7.0)) and native.stride() == python.stride()
 
 
 def module(group):

@@ -23,7 +23,7 @@ def test_sharded_is_unsharded(where, dtype, kinds, free):
 
 
 @pytest.mark.parametrize(
-    "job", [jobs.extreme, jobs.module, jobs.compiled, jobs.captured, jobs.distributed_tensor, jobs.ddp, jobs.fsdp2],
+    "job", [jobs.extreme, jobs.module, jobs.natively, jobs.compiled, jobs.captured, jobs.distributed_tensor, jobs.ddp, jobs.fsdp2],
     ids=lambda job: job.__name__,
 )  # fmt: skip
 def test_on_two_gpus(job):

@@ -24,6 +24,11 @@ def test_in_three_processes(job):
     pool().run(3, job)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_by_the_native_runtime(ranks):
+    pool().run(ranks, jobs.natively)
+
+
 def test_under_torch_compile():
     pool().run(2, jobs.compiled)
 

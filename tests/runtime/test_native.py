@@ -226,3 +226,17 @@ def test_threads_share_plans(fresh, device):
     for a, b in zip(got, expected):
         assert torch.equal(a, b)
     assert plans(function) == (4, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_class_weights_that_begin_anywhere(dtype, fresh, device):
+    """Those of whose memory a kernel could read no vector are copied, each time."""
+    x, y = row(device, 1024)
+    function = fresh("cross_entropy")
+    memory = torch.rand(1025, device=device).to(dtype)
+    for first in 0, 1, 1:
+        weight = memory[first : first + 1024]
+        expected = torch.nn.functional.cross_entropy(x, y, weight.float())
+        got = function(x, y, weight)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(expected, x))
