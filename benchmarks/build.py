@@ -1,4 +1,4 @@
-"""How long a loss makes its first caller wait: `python benchmarks/build.py`. Exits with 1 where a bar is missed.
+"""How long a loss makes its first caller wait: `python benchmarks/build.py [cpu|cuda]`. Exits with 1 where a bar is missed.
 
 Every figure is the median over new processes. The clock starts when torch, losszoo, the inputs and (on a GPU) the CUDA context
 are there, and stops when the first gradient is: "cold" with an empty cache, where the native runtime's build begins beside it; "warm"
@@ -83,15 +83,18 @@ def in_new_process(function: str, *arguments: str, **environment: str) -> object
     return json.loads(result.stdout)
 
 
-def main() -> int:
+def main(device: str | None = None) -> int:
+    wanted = [d for d in in_new_process("devices") if device in (None, d)]
+    if not wanted:
+        sys.exit(f"build.py: got {device!r}, expected cpu, or cuda where there is a GPU")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         in_new_process("first_result", LOSSES[0], "cpu", LOSSZOO_CACHE_DIR=f"{folder}/kernels")  # writes the bytecode
         in_new_process("runtime", LOSSZOO_CACHE_DIR=f"{folder}/runtime")
-        return report_all(f"{folder}/runtime")
+        return report_all(f"{folder}/runtime", wanted)
 
 
-def report_all(with_runtime: str) -> int:
+def report_all(with_runtime: str, wanted: list[str]) -> int:
     missed = 0
 
     def report(what: str, figures: list[float], bar: float) -> None:
@@ -101,7 +104,7 @@ def report_all(with_runtime: str) -> int:
         print(f"{what:<36}{figure:9.1f} ms   (at most {bar:.0f}){'   MISSED' * (figure > bar)}", flush=True)
 
     report("import losszoo after import torch", [in_new_process("imports") for _ in range(2 * ROUNDS + 1)], IMPORT_BAR)
-    for device in in_new_process("devices"):
+    for device in wanted:
         for name in LOSSES:
             cold, warm = [], []
             for _ in range(ROUNDS):
@@ -115,6 +118,6 @@ def report_all(with_runtime: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
+    if len(sys.argv) == 1 or sys.argv[1] not in globals():
+        sys.exit(main(*sys.argv[1:]))
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

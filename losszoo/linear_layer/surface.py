@@ -127,8 +127,9 @@ STRATEGY_DOC = """\
             there the gradient cannot be formed in the forward. Memory: chunk_bytes, and where K > 1 and the types have 16 bits, a
             float32 sum of linear_weight's gradient, 4 C F bytes; but none where that is more than chunk_bytes and K <= 4: then
             up to four sums are rounded to 16 bits, of which one would be rounded anyway.
-        "classes": all rows, as many classes as fit in chunk_bytes. Four products. linear_weight's gradient is complete in one
-            product a chunk, input's is summed in float32. Memory: chunk_bytes and 4 N F bytes.
+        "classes": all rows, as many classes as fit in chunk_bytes. Three products if N <= F, and up to four with more rows,
+            where rows would take three. linear_weight's gradient is complete in one product a chunk, input's is summed in float32.
+            Memory: chunk_bytes and 4 N F bytes.
     chunk_bytes: of memory for logits and their gradient at a time; None stands for 512 MiB of rows, 128 MiB of classes.
 Shapes: (...) stands for the axes of the rows, which one value a row and the loss have too; a vector a row is (..., C). With input
 (N, F) the linear_weight may also be (C, d1, ..., F), linear_bias (C, d1, ...): then one value a row is (N, d1, ...), a vector a

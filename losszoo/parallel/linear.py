@@ -20,8 +20,8 @@ def linear(loss: LossFunction, group: dist.ProcessGroup | None = None, *, sizes:
         loss.backward()                                               # of hidden, whole on every rank, and of weight_shard
 
     Ranks hold neighbouring classes in the order of their ranks; how many may differ, and be none. Each rank goes through its logits by
-    chunks of classes. One collective for each pass of the loss gathers a few numbers a row, and one in the backward sums the gradient of
-    `input`, in float32 for 16 bits. Memory: chunk_bytes and 4 N F bytes.
+    chunks of classes. One collective for each pass of the loss gathers a few numbers a row, and one sums the gradient of `input`, in
+    float32 for 16 bits, when it is formed: in the forward for a loss that is one number. Memory: chunk_bytes and 4 N F bytes.
 
     sizes: how many classes each rank has. Without them they are gathered in the first call, and hold for all later ones.
 
