@@ -73,10 +73,6 @@ class Classes:
         first, last = (_end(p) - before * written) // read, (_end(p) - read) // written + 1 - before
         return max(0, min(first, last, ceil(p.width / self.size) - before))
 
-    def keeps_all(self, p: Problem) -> bool:
-        """Whether no logits are computed again where gradients, the weight's among them, are formed in the forward."""
-        return self.waiting(p) + _waiting(p) >= ceil(p.width / self.size)
-
     def _empty(self, p: Problem, wanted: frozenset[str]) -> dict[str, Tensor]:
         """Memory for the gradients of `wanted`."""
         types = {INPUT: p.input.dtype if self.size >= p.width and self.shards is None else wide(p.dtype)}

@@ -54,21 +54,20 @@ FEW = 256  # rows: below so many in a chunk its products wait for memory
 def choose(p: Problem, wanted: frozenset[str], strategy: str | None, memory: int | None) -> Strategy:
     """The strategy asked for, or the one for the size of a call.
 
-    Classes take up to a product more than rows, unless rows take that too. They are chosen where they take none, and where rows would
-    be in short chunks, or would want more memory for sums than all logits take.
+    Classes take up to a product more than rows, and some time for the input's sum, unless rows take that product too. They are chosen
+    where rows would be in short chunks, or would want more memory for sums than all logits take.
     """
     if len(p.call.shape) > 1 or p.interpreted:
         if strategy == "classes" and not p.interpreted:
             raise ValueError("strategy: 'classes' takes a linear_weight of two axes (classes, in_features)")
         return rows.plan(p, wanted, memory or ROWS_BYTES)
-    by_rows, by_classes = rows.plan(p, wanted, memory or ROWS_BYTES), classes.plan(p, wanted, memory or CLASSES_BYTES)
+    by_rows = rows.plan(p, wanted, memory or ROWS_BYTES)
     if strategy is None:
         many, short = by_rows.chunks(p) > 1, by_rows.size < min(FEW, p.rows)
         again = bool(wanted) and not formed_early(p)
         heavy = LINEAR_WEIGHT in wanted and by_rows.bytes_of_sums(p) > p.rows * p.width * p.dtype.itemsize
-        as_few = LINEAR_WEIGHT in wanted and by_classes.keeps_all(p)
-        strategy = "classes" if many and (short or again or heavy or as_few) else "rows"
-    return by_rows if strategy == "rows" else by_classes
+        strategy = "classes" if many and (short or again or heavy) else "rows"
+    return by_rows if strategy == "rows" else classes.plan(p, wanted, memory or CLASSES_BYTES)
 
 
 def _forward(

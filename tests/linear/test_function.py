@@ -283,8 +283,6 @@ def test_the_strategy_is_chosen_by_size(monkeypatch):
 
     assert chosen(8192, 4096, 128256) == "Rows"
     assert chosen(8192, 2048, 32000) == "Rows"
-    assert chosen(4096, 4096, 128256) == "Classes"  # all logits wait in the weight's gradient
-    assert chosen(2048, 4096, 128256) == "Rows"  # in one chunk
     assert chosen(8192, 4096, 128256, torch.float16) == "Classes"  # as many products
     assert chosen(8192, 4096, 128256, reduction="none") == "Classes"
     assert chosen(100, 2048, 32000, reduction="none") == "Rows"  # in one chunk
