@@ -124,7 +124,6 @@ def _bind(scope: dict, spec: Spec, output: str, interpreted: bool, engine: tuple
             scope["_call_"] = function
         return function(*arguments)
 
-
     def prepare():
         if "_traced_" not in scope:
             scope["_traced_"] = traced()

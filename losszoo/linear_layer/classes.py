@@ -69,7 +69,7 @@ class Classes:
         written = self.size * p.weight.shape[1] * p.weight.dtype.itemsize
         if min(read, written) == 0:
             return 0
-        before = _waiting(p)
+        before = _buffered(p)
         first, last = (_end(p) - before * written) // read, (_end(p) - read) // written + 1 - before
         return max(0, min(first, last, ceil(p.width / self.size) - before))
 
@@ -109,7 +109,7 @@ def _end(p: Problem) -> int:
     return p.weight.nbytes // ALIGNED * ALIGNED
 
 
-def _waiting(p: Problem) -> int:
+def _buffered(p: Problem) -> int:
     """How many buffers hold logits. Where gradients are not written over them, one is for those."""
     return BUFFERS if _in_place(p) else BUFFERS - 1
 
@@ -143,7 +143,7 @@ class _Work:
         numbers = p.rows * row_stride(self.size, p.dtype)
         buffers = [torch.empty(numbers, dtype=p.dtype, device=p.device) for _ in range(BUFFERS if p.logits in wrt else 1)]
         self.gradient = buffers[-1]
-        self.places = buffers[: _waiting(p)]
+        self.places = buffers[: _buffered(p)]
         self.buffered = len(self.places)
         if room is not None:
             memory, length = room.view(-1).view(torch.uint8), numbers * p.dtype.itemsize

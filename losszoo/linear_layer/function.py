@@ -156,7 +156,7 @@ class _Function(torch.autograd.Function):
         kept = list(saved)
         if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
             if isinstance(ctx.strategy, classes.Classes) and ctx.strategy.shards is not None:
-                raise NotImplementedError(f"{p.call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
+                ctx.strategy.shards.refuse(p.call)
             found = _differentiable(p.divided_by(denominator), ctx.wanted, upstream)
         elif ctx.early is None:
             found = _backward(p, ctx.strategy, ctx.wanted, kept, denominator, upstream)

@@ -87,7 +87,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # only if the gradient is to be differentiated again
-            raise NotImplementedError(f"{ctx.call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
+            ctx.shards.refuse(ctx.call)
         kept, *tensors = ctx.saved_tensors
         call = ctx.call.with_operands(dict(zip(ctx.call.kinds, tensors, strict=True)))
         found = dict(zip(ctx.wrt, ctx.shards.backward(call, ctx.wrt, grad, kept), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -85,6 +86,11 @@ class Shards:
         parts.bind(self.part(call))
         parts.values["parts"] = self.count
         return parts
+
+    @staticmethod
+    def refuse(call: Call, *_: object) -> NoReturn:
+        """What a second derivative gets."""
+        raise NotImplementedError(f"{call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
 
     def _is_shard(self, call: Call, name: str) -> bool:
         return call.kinds[name] is ClassWeight and call.operands[name].numel() != call.classes

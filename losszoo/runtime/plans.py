@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,7 @@ def plan(call: Call, given: list[object], shards: Shards | None = None) -> dict[
         "gradients": [(names.index(name), x) for name, x in zip(wrt, gradients, strict=True)],
         "forward": _launch(prepared, "forward", patches), "backward": _launch(prepared, "backward", patches),
         "folds": _folds(prepared, patches), "gather": shards and shards.gather, "stray": shards and _stray(unbound),
-        "differentiable": _differentiable(unbound, wrt) if shards is None else _refused(unbound),
+        "differentiable": _differentiable(unbound, wrt) if shards is None else partial(shards.refuse, unbound),
     }  # fmt: skip
 
 
@@ -150,12 +151,3 @@ def _stray(call: Call) -> Callable:
         raise_stray(call.with_operands(dict(zip(call.kinds, tensors, strict=True))), row)
 
     return stray
-
-
-def _refused(call: Call) -> Callable:
-    """The backward of a sharded loss for a gradient that is to be differentiated again."""
-
-    def gradients(*_):
-        raise NotImplementedError(f"{call.spec.name}: a sharded loss has no second derivative (create_graph=True)")
-
-    return gradients
