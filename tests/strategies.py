@@ -187,8 +187,8 @@ def elementwise_calls(draw: st.DrawFn, *, double: bool = False) -> Call:
     rng = generator(draw(seeds))
     dtype, weighted, both = draw(form_of(ELEMENT_FORMS, double))
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 16, 33]), max_size=3).map(tuple))
-    kind = draw(st.sampled_from(["normal", "saturated", "extreme"]))
-    x = 4 * torch.randn(shape, generator=rng, dtype=torch.float64)
+    kind = draw(st.sampled_from(["normal", "small", "saturated", "extreme"]))
+    x = (1e-3 if kind == "small" else 4) * torch.randn(shape, generator=rng, dtype=torch.float64)
     if kind == "saturated":
         x = 100 * torch.sign(x)
     if kind == "extreme":
@@ -201,7 +201,7 @@ def elementwise_calls(draw: st.DrawFn, *, double: bool = False) -> Call:
         tensors["weight"] = torch.rand(shape, generator=rng, dtype=torch.float64).to(dtype)
     layout = {name: draw(layouts) for name in tensors}
     options: dict[str, Any] = {
-        "alpha": draw(st.sampled_from([0.25, 0.9, 0.0, -1.0])),
+        "alpha": draw(st.sampled_from([0.25, 0.5, 0.9, 0.0, -1.0])),
         "gamma": draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5])),
         "reduction": draw(st.sampled_from(REDUCTIONS)),
     }

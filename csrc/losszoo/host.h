@@ -6,6 +6,15 @@
 
 namespace lz {
 
+// `count` values for loops that go on to `whole`: where they lie, if these are as many, else in `room`, and zeros after them.
+template <class T>
+LZ_FN const T* padded(const T* from, int count, int whole, T* room) {
+  if (count == whole) return from;
+  __builtin_memcpy(room, from, count * sizeof(T));
+  __builtin_memset(room + count, 0, (whole - count) * sizeof(T));
+  return room;
+}
+
 // Asks for memory that a kernel will read soon. While it computes on one block the processor does not look as far as the next.
 LZ_FN void prefetch(const void* from, int64 bytes) {
   constexpr int64 LINE = 64;
@@ -37,6 +46,15 @@ LZ_FN void stream(void* to, const void* from, int64 bytes) {
 #else
   __builtin_memcpy(to, from, bytes);
 #endif
+}
+
+// A block of a result that has `all` values.
+template <class T>
+LZ_FN void write(T* to, const T* block, int64 count, int64 all) {
+  if (uint64(all) * sizeof(T) >= CACHED)
+    stream(to, block, count * sizeof(T));
+  else
+    __builtin_memcpy(to, block, count * sizeof(T));
 }
 
 // Before another thread may read it.

@@ -91,7 +91,8 @@ def _kernels(spec: Spec, device_type: str, dtypes: Sequence[str], rows: Sequence
                 operands = [None if kind is None else _operand(kind, spec.row, shape, dtype) for kind in choice.kinds]
                 values = [0.3 if free else p.fixed[0] for p, free in zip(spec.parameters, choice.present, strict=True)]
                 call = check(spec, tuple(operands), tuple(values), choice.statics, -100, "mean", None, None)
-                yield prepared(call, dict(call.operands), tuple(call.differentiable[:1])).kernel
+                ahead = prepared(call, dict(call.operands), tuple(call.differentiable[:1]))
+                yield from dict.fromkeys(map(ahead.directed, ahead.kernel.entries))
 
 
 def _usual(spec: Spec, choice: Choice) -> bool:

@@ -31,13 +31,13 @@ def context(kernel: Kernel, language: str) -> dict:
         "real": STORAGE[form.real],
         "dense": form.dense,
         "tiling": asdict(form.tiling),
+        "entries": kernel.entries,
         "reduced": form.reduced if language == "cuda" and form.lowering != "parts" else None,  # None: known at run time
         "fields": [{"c": f.c, "name": f.name} for f in kernel.fields],
         "rows": [{"name": n, "c": STORAGE[kernel.storage[n]]} for n in kernel.names(Row)],
         "class_weights": kernel.names(ClassWeight),
         "row_types": {n: STORAGE[kernel.storage[n]] for n in kernel.names(Row)},
         "per_item": [_item(kernel, n) for n in kernel.item_operands],
-        "item_types": {n: STORAGE[kernel.storage[n]] for n in kernel.item_operands},
         "labels": kernel.labels,
         "scalars": kernel.names(Scalar),
         "parameters": kernel.parameters,
@@ -54,7 +54,7 @@ def _item(kernel: Kernel, name: str) -> dict:
     for i, leaf in enumerate(leaves):
         place = f"* {len(leaves)} + {i}" if packed else f"* a.s_{name}_item + {i} * a.s_{name}_component"
         components.append({"name": _name(leaf), "place": place})
-    return {"name": name, "components": components, "value": C_TYPE[leaves[0].type]}
+    return {"name": name, "components": components, "c": STORAGE[kernel.storage[name]], "value": C_TYPE[leaves[0].type]}
 
 
 class _Printed:

@@ -44,6 +44,7 @@ class Form:
     dense: bool = False  # items: every operand is packed
     tiling: Tiling = Tiling()  # CUDA
     reduced: bool = True  # CUDA: the losses are summed up; else they are written one by one
+    wanted: tuple[str, ...] = ()  # CUDA: the functions to compile, which share a tiling; all, if none is named
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Kernel:
     @cached_property
     def entries(self) -> tuple[str, ...]:
         """The functions that are launched. In parts, a pass folds its states, and all but the last merge them for the next to read."""
+        if self.form.wanted:
+            return self.form.wanted
         if self.form.lowering != "parts":
             return ("forward", "backward")
         passes = range(len(self.program.forward.passes))

@@ -22,7 +22,9 @@ def sigmoid_focal_loss(inputs: Elem, targets: Elem, alpha: float = 0.25, gamma: 
     distance, wrong = where(inputs < 0, -inputs, inputs), where(inputs < 0, targets, 1 - targets)
     bce = share(wrong, distance) + softplus(-distance)
     missed = wrong * sigmoid(distance) + (1 - wrong) * sigmoid(-distance)
-    balance = where(alpha < 0, 1, alpha) * targets + where(alpha < 0, 1, 1 - alpha) * (1 - targets)
+    ones, zeros = where(alpha < 0, 1, alpha), where(alpha < 0, 1, 1 - alpha)
+    # From the smaller one up: no small result of large ones, and a gradient of targets in which equal ones cancel before they are rounded.
+    balance = where(zeros < ones, zeros + (ones - zeros) * targets, ones + (zeros - ones) * (1 - targets))
     return balance * power(missed, gamma) * bce
 
 

@@ -74,10 +74,15 @@ class Launchable:
         runner(self.directed(entry), self.device).run(entry, self)
 
     def directed(self, entry: str) -> Kernel:
-        """The kernel that has the function. All that a call uses have the same arguments."""
-        raise NotImplementedError
+        """The kernel that has the function, and whatever else is launched with the same tiling. All have the same arguments."""
+        if self.shape is None:
+            return self.kernel
+        chosen = self.launch(entry).tiling
+        wanted = tuple(e for e in self.kernel.entries if self.launch(e).tiling == chosen)
+        return kernel_of(self.call.spec, self.call.choice, replace(self.kernel.form, tiling=chosen, wanted=wanted))
 
     def launch(self, entry: str) -> tiling.Launch:
+        """Of a CUDA kernel's function."""
         return getattr(self.shape, entry)
 
     def grain(self, entry: str) -> int:
@@ -105,16 +110,10 @@ class Prepared(Launchable):
         dtypes = tuple(self.storage.values())
         dense = self.lowering == "items" and self._packed()
         self.shape = self._shape(dense) if self.device.type == "cuda" else None
-        self.form = Form(self.lowering, dtypes, dtype_name(call.real), wrt, dense)
-        self.kernel = self.directed("forward")
+        reduced = not self.shape or call.reduction != "none"
+        self.kernel = kernel_of(call.spec, call.choice, Form(self.lowering, dtypes, dtype_name(call.real), wrt, dense, reduced=reduced))
         for name, number in zip(self.kernel.parameters, call.numbers, strict=True):
             self.values[f"u_{name}"] = number
-
-    def directed(self, entry: str) -> Kernel:
-        form = self.form
-        if self.shape:
-            form = replace(form, tiling=self.launch(entry).tiling, reduced=self.call.reduction != "none")
-        return kernel_of(self.call.spec, self.call.choice, form)
 
     def _place_operand(self, name: str, value: Tensor) -> None:
         """Record an operand's address and strides, of a copy where it cannot be walked."""

@@ -14,13 +14,13 @@ One device that walks over the parts joins them as it goes: states = parts.fold(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from losszoo.codegen.kernel import Form, Kernel
+from losszoo.codegen.kernel import Form
 from losszoo.runtime import kernels, tiling
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.layout import Rows, class_axis, empty_rows, row_layout, walkable
@@ -53,8 +53,8 @@ class Parts(kernels.Launchable):
             else:
                 self._place_items(name, call.operands[name])
         self.shape: tiling.PartsShape | None = None
-        self.form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names)
-        self.kernel = kernels.kernel_of(call.spec, call.choice, self.form)
+        form = Form("parts", tuple(self.storage.values()), kernels.dtype_name(call.real), self.names)
+        self.kernel = kernels.kernel_of(call.spec, call.choice, form)
         self.values |= {f"u_{name}": number for name, number in zip(self.kernel.parameters, call.numbers, strict=True)}
         self.numbers = self.kernel.states  # of a row, in each pass
         self.gathered: Tensor | None = None  # the states of the last pass
@@ -160,8 +160,3 @@ class Parts(kernels.Launchable):
     def launch(self, entry: str) -> tiling.Launch:
         assert self.shape is not None  # on CUDA
         return self.shape.fold if entry.startswith("fold") else self.shape.backward if entry == "backward" else self.shape.forward
-
-    def directed(self, entry: str) -> Kernel:
-        if self.shape is None:
-            return self.kernel
-        return kernels.kernel_of(self.call.spec, self.call.choice, replace(self.form, tiling=self.launch(entry).tiling))

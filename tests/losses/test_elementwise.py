@@ -43,6 +43,16 @@ def test_gradients(reduction, gamma, alpha, device):
     assert gradgradcheck(fn, (x, t))
 
 
+@pytest.mark.parametrize("alpha", [0.25, 0.5, -1.0])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_small_logits(gamma, alpha, device):
+    """The gradient of targets is as small as they are where both labels weigh the same: nothing large was taken from what is as large."""
+    rng = generator(0)
+    x, targets = 1e-3 * torch.randn(60, generator=rng), torch.rand(60, generator=rng).round()
+    call = Call({"inputs": x, "targets": targets}, {"alpha": alpha, "gamma": gamma, "reduction": "none"}, ("inputs", "targets"))
+    oracle.check(NAME, losszoo.sigmoid_focal_loss, call, device)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 def test_saturated_logits(gamma, dtype, device):
