@@ -57,6 +57,12 @@ LZ_FN void write(T* to, const T* block, int64 count, int64 all) {
     __builtin_memcpy(to, block, count * sizeof(T));
 }
 
+// The first `count` of N values, most often all of them.
+template <class T, int N>
+LZ_FN void put(T* to, const T (&block)[N], int count) {
+  __builtin_memcpy(to, block, count == N ? sizeof(block) : count * sizeof(T));
+}
+
 // Before another thread may read it.
 LZ_FN void streamed() {
 #if defined(__AVX__)
