@@ -74,6 +74,9 @@ def measure(problem: Problem) -> bool:
 def table() -> int:
     import torch
 
+    from losszoo.runtime import native
+
+    native.wait()  # or it would be built beside
     torch.set_num_threads(THREADS)
     print(f"\n{THP}={os.environ[THP]}, torch {torch.__version__}, {THREADS} threads, forward + backward, ms")
     print(f"{'':<28}{'eager':>10}{'compile':>10}{'losszoo':>10}{'eager / losszoo':>24}{'compile / losszoo':>24}")

@@ -11,6 +11,7 @@ import pytest
 
 import losszoo
 from losszoo import cli
+from losszoo.cli.prebuild import _kernels
 from losszoo.cli.show import zoo
 
 pytestmark = pytest.mark.cpu_only
@@ -115,6 +116,14 @@ for dtype in torch.float32, torch.bfloat16:
     for version in 1, 2, 3:
         losszoo.wiou_loss(boxes, boxes.detach(), version=version).backward()
 """
+
+
+def test_prebuild_has_each_direction_of_a_cuda_kernel_in_its_own_tiling():
+    forward, backward = _kernels(losszoo.cross_entropy.spec, "cuda", ["bfloat16"], [(4096, 32000)], every=False)
+    assert forward.form.tiling != backward.form.tiling
+    assert (forward.entries, backward.entries) == (("forward",), ("backward",))
+    (both,) = _kernels(losszoo.cross_entropy.spec, "cuda", ["float32"], [(128, 1000)], every=False)
+    assert both.entries == ("forward", "backward")
 
 
 def test_prebuild_leaves_nothing_to_compile(capsys, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -24,7 +25,14 @@ at::Tensor empty(const Plan& plan, at::IntArrayRef sizes, at::ScalarType dtype) 
     return at::Tensor(at::detail::empty_generic(sizes, cuda_allocator(), CUDA, dtype, std::nullopt));
 }
 
+// Not a view of it, which would follow a view's rules in autograd.
+at::Tensor laid_out(at::Tensor memory, at::IntArrayRef sizes, at::IntArrayRef strides) {
+    memory.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    return memory;
+}
+
 at::Tensor empty(const Plan& plan, const Gradient& gradient) {
+    if (gradient.memory) return laid_out(memory_from_python(gradient.memory), gradient.sizes, gradient.strides);
     if (!plan.cuda()) return at::Tensor(at::detail::empty_strided_cpu(gradient.sizes, gradient.strides, gradient.dtype));
     return at::Tensor(at::detail::empty_strided_generic(gradient.sizes, gradient.strides, cuda_allocator(), CUDA, gradient.dtype));
 }
@@ -185,7 +193,8 @@ at::Tensor compute(const std::shared_ptr<const Plan>& shared, Arguments& argumen
     std::array<at::Tensor, 2> folded;
     if (!plan.folds.empty()) folded = fold(plan, p);
     std::optional<WithoutGil> others(std::in_place, plan.cuda() || plan.rows > plan.forward.grain);
-    at::Tensor loss = empty(plan, plan.shape, plan.real), kept;
+    at::Tensor kept, loss = plan.memory ? laid_out(memory_from_python(plan.memory), plan.shape, c10::contiguous_strides(plan.shape))
+                                        : empty(plan, plan.shape, plan.real);
     p.loss = loss.mutable_data_ptr();
     double denominator = 0;
     const int64_t size = keep ? plan.kept() : plan.reduced && plan.cuda();

@@ -52,6 +52,7 @@ struct Gradient {
     size_t operand;
     at::ScalarType dtype;
     std::vector<int64_t> sizes, strides;
+    std::shared_ptr<void> memory;  // a Python function that gives it, where it is not torch's allocator that does
 };
 
 struct Plan {
@@ -63,6 +64,7 @@ struct Plan {
     size_t numbers = 0;
     bool reduced = false, labels = false;
     std::vector<int64_t> shape;  // of the loss
+    std::shared_ptr<void> memory;  // and the function that gives its memory, as that of a gradient
     std::vector<Operand> operands;  // those given, in the order of the arguments
     std::vector<Gradient> gradients;  // none: nothing is kept for a backward
     Launch forward, backward;
@@ -120,6 +122,7 @@ class WithoutGil {
 // The address of a zeroed counter for a launch on a stream; while a graph is captured it is one that no other launch uses.
 void* counter_from_python(int device, void* stream, bool capturing);
 void* stream_from_python(int device, int64_t id);
+at::Tensor memory_from_python(const std::shared_ptr<void>& memory);  // of one dimension
 at::Tensor gather_from_python(const Plan& plan, const at::Tensor& states);
 [[noreturn]] void stray_from_python(const Plan& plan, const std::array<at::Tensor, MAX_OPERANDS>& operands, int64_t row);
 std::vector<at::Tensor> gradients_from_python(

@@ -189,13 +189,14 @@ std::shared_ptr<const Plan> read_plan(PyObject* mapping) {
     plan->reduced = given.integer("reduced");
     plan->labels = given.integer("labels");
     plan->shape = given.integers("shape");
+    plan->memory = shared(given["memory"]);
     Description::each(given["operands"], [&](PyObject* item) {
         plan->operands.push_back({dtype(PyTuple_GetItem(item, 0)), Description::number(PyTuple_GetItem(item, 1)) != 0});
     });
     Description::each(given["gradients"], [&](PyObject* item) {
         const at::Tensor& like = unwrap(PyTuple_GetItem(item, 1));
         const auto operand = static_cast<size_t>(Description::number(PyTuple_GetItem(item, 0)));
-        plan->gradients.push_back({operand, like.scalar_type(), like.sizes().vec(), like.strides().vec()});
+        plan->gradients.push_back({operand, like.scalar_type(), like.sizes().vec(), like.strides().vec(), shared(PyTuple_GetItem(item, 2))});
     });
     plan->forward = read_launch(given["forward"]);
     if (!plan->gradients.empty()) plan->backward = read_launch(given["backward"]);
@@ -548,6 +549,16 @@ void* counter_from_python(int device, void* stream, bool capturing) {
 
 void* stream_from_python(int device, int64_t id) {
     return address_from_python(handle_of, "iL", device, static_cast<long long>(id));
+}
+
+at::Tensor memory_from_python(const std::shared_ptr<void>& memory) {
+    const WithGil gil;
+    try {
+        const Object found(PyObject_CallNoArgs(static_cast<PyObject*>(memory.get())));
+        return unwrap(found);
+    } catch (const PythonError&) {
+        throw_python_error();
+    }
 }
 
 at::Tensor gather_from_python(const Plan& plan, const at::Tensor& states) {

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import torch
@@ -39,6 +40,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     owner.block = block  # type: ignore[attr-defined]
     weakref.finalize(owner, _give_back, block).atexit = False
     return torch.frombuffer(owner, dtype=dtype).resize_(shape)  # which view() would make a view, with a view's rules for autograd
+
+
+def source(count: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor] | None:
+    """What gives the memory of such an output, in one dimension, if that is not torch's own allocator."""
+    if device.type != "cpu" or count * dtype.itemsize < LARGE:
+        return None
+    return partial(empty, (count,), dtype, device)
 
 
 def _take(size: int) -> Tensor:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from losszoo.runtime import autograd, interpret, kernels
+from losszoo.runtime import autograd, interpret, kernels, memory
 from losszoo.runtime.arguments import Call
 from losszoo.runtime.labels import raise_stray
-from losszoo.runtime.memory import LARGE
 from losszoo.runtime.parts import Parts
 from losszoo.spec.operands import ClassWeight, Index, Scalar
 
@@ -43,9 +42,6 @@ def plan(call: Call, given: list[object], shards: Shards | None = None) -> dict[
     if not autograd.compiled(device.type) or any(x.numel() == 0 for x in call.operands.values()):
         return None
     wrt = autograd.wanted(call)
-    outputs = [torch.empty(call.shape, dtype=call.real, device="meta"), *(call.operands[name] for name in wrt)]
-    if device.type == "cpu" and any(x.numel() * x.element_size() >= LARGE for x in outputs):
-        return None  # memory that was used before, and so much work that the rest does not matter
     built = autograd.built_for(call, wrt)
     prepared = kernels.Prepared(call, dict(call.operands), built) if shards is None else shards.parts(call, built)
     operands = [_operand(prepared, name, value) for name, value in zip(call.operands, given, strict=True)]
@@ -59,7 +55,10 @@ def plan(call: Call, given: list[object], shards: Shards | None = None) -> dict[
         "partials": 2 * (prepared.launch("forward").grid if prepared.shape else prepared.ranges()),
         "states": kernels.states(prepared) // call.rows, "numbers": len(call.numbers), "reduced": reduced,
         "labels": bool(prepared.kernel.labels), "shape": () if reduced else call.shape, "operands": operands,
-        "gradients": [(names.index(name), x) for name, x in zip(wrt, gradients, strict=True)],
+        "memory": None if reduced else memory.source(call.rows, call.real, device),
+        "gradients": [
+            (names.index(name), x, memory.source(x.numel(), x.dtype, device)) for name, x in zip(wrt, gradients, strict=True)
+        ],
         "forward": _launch(prepared, "forward", patches), "backward": _launch(prepared, "backward", patches),
         "folds": _folds(prepared, patches), "gather": shards and shards.gather, "stray": shards and _stray(unbound),
         "differentiable": _differentiable(unbound, wrt) if shards is None else partial(shards.refuse, unbound),

@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import losszoo
+from losszoo.runtime.memory import LARGE
 from tests.losses import oracle
 from tests.losses.samples import SHAPES, sample
 
@@ -81,6 +82,21 @@ def test_another_plan_for_another_shape_stride_type_or_option(fresh, device):
         got, want = (f(x, y, ignore_index=ignored) for f in (function, torch.nn.functional.cross_entropy))
         torch.testing.assert_close(got, want, equal_nan=True)
     assert plans(function)[0] == len(calls) + 1
+
+
+@pytest.mark.parametrize("name, shape, reduction", [("cross_entropy", (2100, 1000), "mean"), ("sigmoid_focal_loss", (2100, 1000), "none")])
+def test_large_outputs_have_plans_too(name, shape, reduction, fresh, by_python, device):
+    """Whose memory on the CPU comes from losszoo.runtime.memory."""
+    x = torch.randn(shape, device=device, requires_grad=True)
+    target = torch.randint(shape[1], shape[:1], device=device) if name == "cross_entropy" else torch.rand(shape, device=device)
+    assert x.nbytes >= LARGE
+    native, results = fresh(name), []
+    for function in (by_python(name), native, native):
+        loss = function(x, target, reduction=reduction)
+        results.append((loss.detach(), *torch.autograd.grad(loss.sum(), x)))
+    for got in results[1:]:
+        assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(got, results[0]))
+    assert plans(native) == (1, 1)
 
 
 def test_plans_are_bounded(fresh, device):
