@@ -47,9 +47,10 @@ def test_every_kind_of_tiling_compiles(name, turn):
     for i, (dtype, width) in enumerate(TYPES):
         if i == turn % 3 or name == "cross_entropy":
             shape = tiling.rows(rows, classes, width, skewed, 1, 132)
-            for j, entry in enumerate(("forward", "backward")):
-                real, chosen = "float64" if dtype == "float64" else "float32", getattr(shape, entry).tiling
-                form = Form("rows", (dtype, "int64"), real, ("input",), False, chosen, wanted=(entry,))
+            real, same = "float64" if dtype == "float64" else "float32", shape.forward.tiling == shape.backward.tiling
+            for j, wanted in enumerate([("forward", "backward")] if same else [("forward",), ("backward",)]):
+                chosen = getattr(shape, wanted[0]).tiling
+                form = Form("rows", (dtype, "int64"), real, ("input",), False, chosen, wanted=wanted)
                 assert compiled(Kernel(spec, spec.default_choice(), form).source("cuda"), ARCHS[(turn + i + j) % len(ARCHS)])
 
 

@@ -71,10 +71,12 @@ def softmax_focal_loss(
     """(1 - p_y) ** gamma times the cross-entropy (Lin et al., 2017); 1 - p_y is summed from the other classes."""
     logits, onehot, kept = _rows(input, target, ignore_index)
     logits = logits - logits.detach().amax(-1, keepdim=True)  # logsumexp's own digits would drown the small differences
-    others = torch.logsumexp(logits.masked_fill(onehot.bool(), -torch.inf), -1)
+    others = logits.masked_fill(onehot.bool(), -torch.inf)
+    alone = others.eq(-torch.inf).all(-1) & ~logits.isnan().any(-1)  # p_y is 1 whatever the logits are; log(0) has no derivative that says so
+    others = torch.logsumexp(others.masked_fill(alone.unsqueeze(-1), 0.0), -1)
     log_miss = others - torch.logsumexp(logits, -1)
     rows = _smoothed_rows(logits, onehot, weight, label_smoothing)
     if gamma != 0:
-        rows = torch.exp(gamma * log_miss) * rows
+        rows = torch.where(alone, 0.0, torch.exp(gamma * log_miss) * rows)
     rows = torch.where(kept, rows, 0.0)
     return reduce(rows, reduction, kept.sum().to(input.dtype), normalizer)

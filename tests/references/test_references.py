@@ -67,7 +67,7 @@ def test_softmax_focal_is_its_formula(gamma):
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_softmax_focal_of_a_sure_row_and_of_one_class_has_a_finite_gradient(gamma):
-    for x, y in ([[900.0, 0.0, -900.0]], [0]), ([[3.0]], [0]):
+    for x, y in ([[900.0, 0.0, -900.0]], [0]), ([[3.0]], [0]), ([[4.0, -torch.inf, -torch.inf]], [0]):
         x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
         loss = references.softmax_focal_loss(x, torch.tensor(y), gamma)
         (grad,) = torch.autograd.grad(loss, x)
