@@ -72,7 +72,7 @@ def softmax_focal_loss(
     logits, onehot, kept = _rows(input, target, ignore_index)
     logits = logits - logits.detach().amax(-1, keepdim=True)  # logsumexp's own digits would drown the small differences
     others = logits.masked_fill(onehot.bool(), -torch.inf)
-    alone = others.eq(-torch.inf).all(-1) & ~logits.isnan().any(-1)  # p_y is 1 whatever the logits are; log(0) has no derivative that says so
+    alone = others.eq(-torch.inf).all(-1) & ~logits.isnan().any(-1)  # p_y is 1 whatever they are; log(0) has no such derivative
     others = torch.logsumexp(others.masked_fill(alone.unsqueeze(-1), 0.0), -1)
     log_miss = others - torch.logsumexp(logits, -1)
     rows = _smoothed_rows(logits, onehot, weight, label_smoothing)
