@@ -97,10 +97,9 @@ class Cpp:
 
     source_suffix = "cpp"
     suffix = "so"
-    # Not -ffast-math: nan and infinities must survive. GCC vectorises no exp while it honours traps or errno. What is the same
-    # for all of a loop is not made two loops of, as templates do where it is worth it: they would take a tenth longer to compile.
+    # Not -ffast-math: nan and infinities must survive. GCC vectorises no exp while it honours traps or errno.
     flags = (
-        *("-std=c++17", "-O3", "-fno-unswitch-loops", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden"),
         *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd"),
     )
 
