@@ -30,8 +30,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None 
     pages = mmap.mmap(-1, usable + mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     assert _libc.mprotect(ctypes.c_void_p(address + usable), ctypes.c_size_t(mmap.PAGESIZE), NOBODYS) == 0
-    values = torch.frombuffer(pages, dtype=dtype, count=prod(shape), offset=usable - size) if size else torch.empty(0, dtype=dtype)
-    return values.view(tuple(shape))
+    return torch.frombuffer(pages, dtype=dtype, offset=usable - size, count=prod(shape)).view(tuple(shape))
 
 
 def guarded(values: Tensor) -> Tensor:
